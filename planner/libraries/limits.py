@@ -70,8 +70,8 @@ def attention_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
     if isinstance(model, SwinConfig) or has_switch or setting.attention != "sdpa":
         return None
     return SettingFault(
-        f"{model.title} decides in its own code whether it uses sdpa; planner can only keep it "
-        "from that, with eager",
+        f"the code of {model.title} decides whether it uses sdpa; planner can only turn that off, "
+        "with eager",
         "attention is sdpa",
         "Omit --attention, or choose eager.",
         field="attention",
@@ -181,7 +181,7 @@ def trained_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
     for field in ("frozen_stages", "lora_rank"):
         if getattr(setting, field):
             return SettingFault(
-                f"what is trained is a matter of the model {model.title}",
+                f"settings freeze or adapt only the planner's Swins, and {model.title} is none",
                 f"{field} is {getattr(setting, field)}",
                 f"Freeze inside a factory of your own, and set {field}=0.",
                 field=field,

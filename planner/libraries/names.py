@@ -171,7 +171,7 @@ def _library_function(library: str, function: str) -> Any:
                 raise
             needs = "" if missing == library else f" needs {missing}, which"
             raise PlannerError(
-                f"{library}{needs} is not installed, so what its models are called is not known.",
+                f"{library}{needs} is not installed, so the names of its models are unknown.",
                 f"Install it with: pip install 'planner[{library}]'",
             ) from error
 

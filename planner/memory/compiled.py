@@ -68,7 +68,7 @@ _UNTUNED = (
 _RECOMPUTED_AT_ONCE = "that torch may recompute all checkpointed blocks at once"
 # Dynamo breaks the graph, so that it is not recorded.
 _BROKEN_GRAPHS = (
-    "what compilation changes: several graphs of what is compiled are not recorded, so the step is "
+    "what compilation changes: it makes several graphs, which are not recorded, so the step is "
     "estimated as eager and the range widened"
 )
 BROKEN_BASIS = replace(EAGER_BASIS, notes=(), left_out=(_BROKEN_GRAPHS,))

@@ -1,4 +1,4 @@
-"""What a compiled step runs in place of its operations. Imports no torch.
+"""The kernels that a compiled step runs in place of its operations. Imports no torch.
 
 First which operations are compiled, and in which compiled region; then the kernels that Inductor
 fuses them to, and the updates that wait until backward is done.

@@ -119,7 +119,7 @@ def _prepare_step(
     recorded_accumulate: int | None,
     exchanges: Exchanges | None,
 ) -> tuple[_PricedStep, Exchanges | None]:
-    """The priced step, and what it exchanges, if anything, placed among its kernels."""
+    """The priced step, and its exchanges, if any, placed among its kernels."""
     kernels = move_updates_last(list(operations), setting)
     regions = find_regions(kernels, setting)
     events = exchanges.events if exchanges is not None else ()

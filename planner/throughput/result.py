@@ -148,7 +148,7 @@ class Throughput(Breakdown):
         if self.host_updates:
             omissions.append(
                 "the update of weights on the host, whose processor's rate nobody measured: the "
-                "step takes at least what is predicted"
+                "step takes longer than predicted"
             )
         return tuple(omissions)
 

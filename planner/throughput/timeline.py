@@ -65,7 +65,7 @@ def communication_basis(exchanges: Exchanges | None, setting: TrainSetting) -> l
     sources = "; ".join(f"{link.name}: {', '.join(link.sources)}" for link in links)
     return [
         *fabric.assumed,
-        "collectives take what was published or measured of their links, up to "
+        "collectives take as long as was published or measured for their links, up to "
         f"{fabric.spread:.0%} more or less ({sources})",
         f"computing and communicating take {exchanges.contention:g} times as long while both go on "
         "(published of A100s by Galvatron)",
@@ -77,7 +77,7 @@ def _compiled_basis(setting: TrainSetting) -> list[str]:
     if setting.compile == "off":
         return []
     return [
-        "what is compiled sends its gradients as it returns: torch.compile of the wrapped model "
+        "compiled code sends its gradients as it returns: torch.compile of the wrapped model "
         "may split backward at buckets (DDPOptimizer) and send earlier"
     ]
 
@@ -136,7 +136,7 @@ class _PendingCollective:
 
 @dataclass(eq=False)
 class _Communicator:
-    """The pending collectives of one group; `clock` is the end of what it has done."""
+    """The pending collectives of one group; `clock` is the time of its last progress."""
 
     clock: float = 0.0
     queue: deque[_PendingCollective] = field(default_factory=deque)

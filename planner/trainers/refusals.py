@@ -62,7 +62,7 @@ def _module_refusals(model: Model, setting: TrainSetting) -> list[Refusal]:
         refusals.append(Refusal(law, f"Emit with --set attention=library{by_model}"))
     for field in ("frozen_stages", "lora_rank"):
         if getattr(setting, field):
-            law = f"what is trained is a matter of the model {model.title} ({field})"
+            law = f"settings freeze or adapt only Swins, and {model.title} is none ({field})"
             refusals.append(Refusal(law, f"Emit with --set {field}=0{by_model}"))
     limit = setting_limit(setting)
     return [*refusals, *([Refusal(limit.message, _way_out(limit))] if limit is not None else [])]

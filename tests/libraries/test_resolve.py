@@ -380,7 +380,7 @@ def test_attention_is_what_was_asked_for(
     ("text", "attention", "said"),
     [
         ("timm:resnet18", "eager", "none that timm can switch"),
-        ("torchvision:vit_b_32", "sdpa", "can only keep it from that"),
+        ("torchvision:vit_b_32", "sdpa", "can only turn that off"),
         ("transformers:PoolFormerForImageClassification", "sdpa", "has no sdpa"),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_factory_keeps_its_own_attention_and_its_blocks_may_be_checkpointed() 
     assert set(of(checkpointing=parts).choices["checkpointing"]) == set(parts)
     with pytest.raises(UnsupportedError, match="stages"):
         of(checkpointing=("stages",))
-    with pytest.raises(UnsupportedError, match="matter of the model a:b: frozen_stages is 1"):
+    with pytest.raises(UnsupportedError, match="a:b is none: frozen_stages is 1"):
         of(frozen_stages=(1,))
     plain = {**PLAIN, "attention": ("library",)}
     space = of(**plain, lora_rank=(0, 8))

@@ -214,7 +214,7 @@ def look_up(name: str) -> dict[str, Any]:
         ) from None
     if weights is None:
         way_out = "Name a factory of yours, package.module:factory, that calls timm.create_model."
-        raise UnsupportedError(f"timm does not say what images {name} takes.", way_out)
+        raise UnsupportedError(f"timm does not say which images {name} takes.", way_out)
     channels, *size = weights.input_size
     return {
         "task": "classification",
