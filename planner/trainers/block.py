@@ -111,9 +111,9 @@ def _task_body(plan: Plan) -> str:
 
 def dataset_factory(plan: Plan) -> str | None:
     """MODULE:FACTORY of the user's Dataset, or None where the script reads a folder of pictures."""
-    if plan.fed is None or not plan.fed.is_factory:
+    if plan.measured_data is None or not plan.measured_data.is_factory:
         return None
-    return plan.fed.location
+    return plan.measured_data.location
 
 
 def _import_lines(module: str, name: str) -> str:

@@ -94,7 +94,7 @@ def emit(
         allocator=recommendation.evidence.versions.get(RECORDED_AS),
         output=path,
         unit=recommendation.evidence.unit,
-        fed=recommendation.feeding.data if recommendation.feeding else None,
+        measured_data=recommendation.feeding.data if recommendation.feeding else None,
     )
     is_changed = bool(setting.differences(recommendation.setting))
     return _emit(trainer, plan, is_changed, recommendation.device)
@@ -124,7 +124,7 @@ def _make_predicted_plan(
         output=output,
         unit=predicted.figures.unit if predicted.figures.is_task else None,
         warnings=(f"Predicted, not measured: {prediction}. `planner tune` measures.",),
-        known_by="estimate",
+        origin="estimate",
     )
 
 
@@ -257,7 +257,7 @@ def _emit(trainer: Trainer, plan: Plan, is_changed: bool, device: DeviceInfo | N
         probed = one_line(plan.model.title)
         reasons.append(f"the setting was found for {probed}, and this is {model.library}'s Swin")
     if is_changed:
-        reasons.append(f"the setting was changed after the {plan.known_by}")
+        reasons.append(f"the setting was changed after the {plan.origin}")
     reasons += refusals.parallel_reasons(trainer, plan.setting, setting)
     unmeasured = _describe_unmeasured(model, planned, device, reasons) if reasons else ()
     loader = loader_warnings(trainer, planned)

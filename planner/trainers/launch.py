@@ -107,14 +107,14 @@ def loader_heading(plan: Plan) -> tuple[str, ...]:
     """Where the loader's figures come from, as lines of a comment. The loader of a task is the
     user's: without a measurement there is nothing to say about it."""
     world, workers = plan.setting.world_size, train_loader(plan).workers
-    if plan.fed is None or plan.loader is None:
+    if plan.measured_data is None or plan.loader is None:
         count = f"{workers} workers" if world == 1 else f"{workers} in each process"
         line = (
             f"Loader: not measured. It has {count}, as Swin's authors use; give it no more than "
             "there are processors."
         )
         return () if plan.is_task else (line,)
-    lines = [_measured_heading(plan.fed)]
+    lines = [_measured_heading(plan.measured_data)]
     if world > 1 and plan.loader.workers:
         lines.append(
             f"Workers are those of one process: the {plan.loader.workers} measured are shared by "
@@ -134,9 +134,9 @@ def _measured_heading(data: DataResult) -> str:
 
 def loader_warnings(trainer: Trainer, plan: Plan) -> tuple[str, ...]:
     """A warning where `trainer` does not use the measured loader, with the way out."""
-    if plan.loader is None or plan.is_task or trainer.reads is None:
+    if plan.loader is None or plan.is_task or trainer.own_loader is None:
         return ()
     return (
-        f"{trainer.title} loads pictures by itself ({trainer.reads}), and not as was measured "
+        f"{trainer.title} loads pictures by itself ({trainer.own_loader}), and not as was measured "
         f"({plan.loader.title}): its rate was not. The plain script does: --for pytorch.",
     )

@@ -183,7 +183,7 @@ TRAINER = Trainer(
     refusals=refusals,
     library="microsoft",
     always_ddp=True,
-    sums_each=True,  # no `no_sync`
+    always_syncs=True,  # no `no_sync`
     # data/build.py sets no prefetch factor, and keeps no workers between epochs.
-    reads="timm 0.4.12's transforms, prefetch 2, new workers each epoch",
+    own_loader="timm 0.4.12's transforms, prefetch 2, new workers each epoch",
 )

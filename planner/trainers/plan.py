@@ -82,8 +82,9 @@ class Plan:
     probed device, and `allocator` the configuration of torch's caching allocator there (None: its
     default). `output` is the path where the file will be written, None if that is unknown: then a
     command uses the usual name. `unit` is what a task calls an item of its batch, None for a step
-    from images to logits. `fed` is the measurement of the training data's loader. `warnings` are
-    about the origin of the setting, and `known_by` says whether a probe or an estimate gave it.
+    from images to logits. `measured_data` is the measurement of the training data's loader.
+    `warnings` are about where the setting comes from, and `origin` says whether a probe or an
+    estimate gave it.
     """
 
     model: Model
@@ -93,14 +94,14 @@ class Plan:
     allocator: str | None = None
     output: PurePath | None = None
     unit: str | None = None
-    fed: DataResult | None = None
+    measured_data: DataResult | None = None
     warnings: tuple[str, ...] = ()
-    known_by: Literal["probe", "estimate"] = "probe"
+    origin: Literal["probe", "estimate"] = "probe"
 
     @property
     def loader(self) -> LoaderSetting | None:
         """The measured loader of the training data, None where none was measured."""
-        return self.fed.setting if self.fed is not None else None
+        return self.measured_data.setting if self.measured_data is not None else None
 
     @property
     def swin(self) -> SwinConfig:
@@ -120,9 +121,9 @@ class Plan:
         """The hyperparameters that a setting does not hold: rates, epochs, augmentation."""
         return recipe_of(self.setting, self.model)
 
-    def path(self, usual: str) -> str:
+    def path(self, usual_name: str) -> str:
         """The file, quoted for a command line: its output path, or else its usual name."""
-        return shlex.quote(str(self.output or usual))
+        return shlex.quote(str(self.output or usual_name))
 
     def comment(self, command: str, *advice: str, notes: Iterable[str] = ()) -> str:
         """The `#` lines at the top of a file: where the setting comes from, the `command` that
@@ -158,11 +159,11 @@ class Refusal(NamedTuple):
     way_out: str
 
 
-class Parallel(NamedTuple):
+class Support(NamedTuple):
     """How a trainer supports one parallelism: the options (fields of a Distribution) that its files
     can hold, and whether it needs GPUs."""
 
-    writes: frozenset[str] = frozenset()
+    options: frozenset[str] = frozenset()
     needs_gpu: bool = False
 
 
@@ -175,9 +176,9 @@ class Trainer:
     no word (their defaults, and checkpointing blocks, need none) and the precisions that it does
     not have, some only `on a CPU`. `refusals` lists what else it cannot express of a plan.
 
-    `reads` describes its loader, if it reads pictures in its own way. `parallel` holds the
-    parallelisms that it supports. `sums_each`: it sums gradients over devices in every micro-batch.
-    `trains_named`: it also trains any classifier of its library, given the name.
+    `own_loader` describes its loader, if it reads pictures in its own way. `parallel` holds the
+    parallelisms that it supports. `always_syncs`: it sums gradients over devices in every
+    micro-batch. `trains_named`: it also trains any classifier of its library, given the name.
     """
 
     name: str
@@ -188,9 +189,9 @@ class Trainer:
     refusals: Callable[[Plan], list[Refusal]] = lambda plan: []
     library: Library | None = None
     always_ddp: bool = False
-    sums_each: bool = False
-    parallel: Mapping[Parallelism, Parallel] = field(default_factory=lambda: {"ddp": Parallel()})
-    reads: str | None = None
+    always_syncs: bool = False
+    parallel: Mapping[Parallelism, Support] = field(default_factory=lambda: {"ddp": Support()})
+    own_loader: str | None = None
     trains_named: bool = False
 
     def can_name(self, plan: Plan) -> bool:

@@ -119,7 +119,7 @@ def parallel_setting(trainer: Trainer, setting: TrainSetting) -> TrainSetting:
     updates = {}
     if setting.parallelism == "none" and (setting.world_size > 1 or trainer.always_ddp):
         updates["parallelism"] = "ddp"
-    if trainer.sums_each and setting.accumulate > 1:
+    if trainer.always_syncs and setting.accumulate > 1:
         updates["gradient_sync"] = "every"
     return setting.model_copy(update=updates)
 
@@ -151,11 +151,11 @@ def parallel_refusals(
         change = f"world_size=1{nodes} --set parallelism=none"
         yield Refusal(law, f"Emit with --set {change} (not measured){alternative}.")
     elif setting.parallelism not in ("none", *DEEPSPEED):
-        writes = trainer.parallel[setting.parallelism].writes
-        words = {*writes, "world_size", "nodes", "parallelism"}
+        options = trainer.parallel[setting.parallelism].options
+        words = {*options, "world_size", "nodes", "parallelism"}
         one_device = setting.on_one_device()
         for name, value in setting.differences(one_device).items():
-            is_moot = name == "gradient_sync" and (trainer.sums_each or setting.accumulate == 1)
+            is_moot = name == "gradient_sync" and (trainer.always_syncs or setting.accumulate == 1)
             if name not in words and not is_moot:
                 yield _missing_word(name, value, getattr(one_device, name))
     if setting.parallelism in SHARDED and setting.offload != "none":

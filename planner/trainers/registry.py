@@ -16,7 +16,7 @@ from planner.estimation.ledgers import fine_tunes, learning_rate_note
 from planner.trainers.block import dataset_factory, fill_block, published_weights
 from planner.trainers.launch import launch_line, node_notes, torchrun_line
 from planner.trainers.microsoft import TRAINER as MICROSOFT
-from planner.trainers.plan import WRITTEN_BY, Parallel, Plan, Refusal, Trainer, Written, way_out
+from planner.trainers.plan import WRITTEN_BY, Plan, Refusal, Support, Trainer, Written, way_out
 from planner.trainers.refusals import IN_THE_LOOP
 from planner.trainers.timm import TRAINER as TIMM
 from planner.training.setting import FOLDER, configuration
@@ -151,13 +151,13 @@ _FSDP = SYNC | {"fsdp_reshard"}
 PYTORCH = Trainer(
     "pytorch", "the PyTorch script", "train.py", partial(write_script, "train.py"),
     refusals=task_refusals,
-    parallel={"ddp": Parallel(SYNC), "fsdp": Parallel(_FSDP), "hsdp": Parallel(_FSDP)},
+    parallel={"ddp": Support(SYNC), "fsdp": Support(_FSDP), "hsdp": Support(_FSDP)},
 )  # fmt: skip
 ACCELERATE = Trainer(
     "accelerate", "accelerate", "train_accelerate.py", write_accelerate,
     ("ema",),
     # accelerator.py and state.py support FSDP only without `cpu`.
-    parallel={"ddp": Parallel(SYNC), "fsdp": Parallel(_FSDP, needs_gpu=True)},
+    parallel={"ddp": Support(SYNC), "fsdp": Support(_FSDP, needs_gpu=True)},
 )  # fmt: skip
 LIGHTNING = Trainer(
     "lightning", "Lightning's Trainer", "train_lightning.py",
@@ -167,12 +167,12 @@ LIGHTNING = Trainer(
 TRANSFORMERS = Trainer(
     "transformers", "transformers' Trainer", "train_transformers.py",
     partial(write_script, "train_transformers.py"),
-    (*IN_THE_LOOP, "ema", "fp16 on a CPU"), parallel={"ddp": Parallel(SYNC)},
+    (*IN_THE_LOOP, "ema", "fp16 on a CPU"), parallel={"ddp": Support(SYNC)},
 )  # fmt: skip
 DEEPSPEED_TRAINER = Trainer(
     "deepspeed", "DeepSpeed", "train_deepspeed.py", write_deepspeed,
     (*IN_THE_LOOP, "pure-bf16", "fp8", "fp16 on a CPU"),  # its bf16.enabled adds fp32 copies
-    parallel={stage: Parallel() for stage in sorted(DEEPSPEED)},
+    parallel={stage: Support() for stage in sorted(DEEPSPEED)},
 )  # fmt: skip
 TRAINERS: Mapping[str, Trainer] = {
     trainer.name: trainer

@@ -18,7 +18,7 @@ from planner.core.schema.setting import EMA_DECAY
 from planner.estimation.ledgers import Recipe, learning_rate_note, rounded
 from planner.libraries.timm.spec import PUBLISHED
 from planner.trainers.launch import OLD_PILLOW, launch_line, node_notes, torchrun_line, train_loader
-from planner.trainers.plan import Parallel, Plan, Refusal, Trainer, Written, list_refusals
+from planner.trainers.plan import Plan, Refusal, Support, Trainer, Written, list_refusals
 from planner.trainers.refusals import IN_THE_LOOP, IN_THE_STEP
 
 FILENAME = "args.yaml"
@@ -307,8 +307,8 @@ TRAINER = Trainer(
     library="timm",
     # train.py: NativeDDP with torch's own options, and `no_sync` where it accumulates.
     # On the CPU it gives DDP `device_ids=[cpu]`, which DDP refuses.
-    parallel={"ddp": Parallel(needs_gpu=True)},
+    parallel={"ddp": Support(needs_gpu=True)},
     trains_named=True,
     # create_loader's own (timm/data/loader.py), for which train.py has no argument.
-    reads="timm's transforms, prefetch 2",
+    own_loader="timm's transforms, prefetch 2",
 )
