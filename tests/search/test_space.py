@@ -64,7 +64,7 @@ def test_a_factory_keeps_its_own_attention_and_its_blocks_may_be_checkpointed() 
     plain = {**PLAIN, "attention": ("library",)}
     space = of(**plain, lora_rank=(0, 8))
     assert {c.setting.lora_rank for c in space.candidates} == {0}
-    assert space.left_out[0].startswith("1 setting is left out: what is trained is a matter of")
+    assert space.left_out[0].startswith("1 setting is left out: settings freeze or adapt")
 
 
 def test_ids_are_unique_and_do_not_change() -> None:
