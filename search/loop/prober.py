@@ -277,10 +277,7 @@ class MemoryBudget:
 
 
 def find_budget(
-    device: DeviceInfo,
-    in_use: MemoryInUse | None,
-    options: SearchOptions,
-    ranks: int = 1,
+    device: DeviceInfo, in_use: MemoryInUse | None, options: SearchOptions, ranks: int = 1
 ) -> MemoryBudget:
     """What memory there is for a setting: of the device or the size emulated, less what other
     processes hold (`in_use`, None where nobody says) and the headroom. `ranks` on the CPU share its

@@ -1,6 +1,9 @@
-"""What to probe next: Optuna asks, and that whose probe should gain most per second answers."""
+"""What to probe next. Optuna asks, and `PlannerSampler` answers with the setting whose probe should
+gain most per second: a first probe, cheap looks at what was not tried, then the expected gain."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -34,13 +37,13 @@ INFEASIBLE = 1e-3  # a setting that fits with less than this probability is rule
 FIRST_COST = 0.1
 # After so many failures and nothing measured, a setting that needs nothing of the machine.
 MAX_FAILURES = 2
-# Of the time left, that a probe of another precision or attention may take. At 0.05 an eager one
-# had no room in three minutes: as drawn 3.6 and not 1.6% were lost, where bf16 is slow 23 and not
-# 7% (18 simulated devices each, seeds from 300; ten minutes lose the same to a tenth).
-SCOUT_SHARE = 0.08
-MODE_SHARE = 0.4  # of the time given, that the only probe of a compile mode may take
-LAST_CALL = 1.2  # of what it may take, that would have to be left for it by the probe before
+# Of the time that there is, that a look may take: an eager probe of another precision, which may be
+# several times as fast. One of another attention may take that share of what the next probe leaves.
+LOOK_SHARE = 0.08
+MODE_SHARE = 0.4  # of the time given, that a probe may take that no gain makes due
 GIVE_UP_SHARE = 0.7  # a probe that surely stays under this share of the best rate cannot win
+NEARLY = 0.8  # of the fastest eager rate: a precision that has it may win with another attention
+FAR_MORE = 2.0  # times the gain: what promises so much is probed while there is time for it
 # Times the best rate, that a value must promise to be tried once more. From 1.05 to 1.25 hot
 # devices lost 13.5% in nine of ten, as a compile mode is tried twice that fails; at 1.5 they lose
 # 5.5% (27 devices of the world "heat", 2026-11-30).
@@ -51,17 +54,39 @@ MEMORY_LEVERS, SURE_TO_FIT = ("checkpointing", "offload"), 0.99
 BRANCHES = ("compile", "attention", "checkpointing", "precision")  # that one probe may close
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """What a probe of each candidate promises, and the `seconds` that it takes. Only the `allowed`
+    ones may be probed, within `room` seconds all together."""
+
+    predicted: Prediction
+    allowed: Mask
+    seconds: Array
+    room: float
+
+    @property
+    def safe(self) -> Mask:
+        """The candidates that may be probed and surely fit."""
+        return np.asarray(self.allowed & (self.predicted.fits >= SAFE))
+
+    def worth(self, cost: float = 0.0) -> Array:
+        """The log of each rate, lower where the setting may not run, and by `cost` where its probe
+        takes longer."""
+        runs = np.log(np.maximum(self.predicted.runs, 1e-9))
+        return np.asarray(self.predicted.log_rate + runs - cost * np.log(self.seconds))
+
+
 class PlannerSampler(BaseSampler):
     """A prior, corrected by each probe, and the expected gain of one more.
 
     The first probe is the fastest setting that should fit, or where no rates of the device are
     known a small and eager one: it calibrates memory and time. Each further probe is the one with
     the highest expected improvement per second of probing, which approaches the memory limit step
-    by step, after cheap looks at each precision and attention. It ends when no probe is expected to
-    gain `tolerance` any more. Of the time, what a probe of the plain default takes (`plain_arm`) is
-    kept to its end. What was disturbed stays open, and may be asked for once more.
+    by step, after cheap looks at each precision and attention. The search ends when no probe is
+    expected to gain `tolerance` any more. Of the time, what a probe of the plain default takes
+    (`plain_arm`) is kept to the end. A disturbed setting stays open, and may be probed once more.
 
-    `seconds_left` says what time there is, None for no limit. Whoever runs the study tells the
+    `seconds_left` returns the time left, None for no limit. Whoever runs the study tells the
     posterior of each record, and asks for the `upcoming` choice.
     """
 
@@ -71,11 +96,11 @@ class PlannerSampler(BaseSampler):
     ) -> None:  # fmt: skip
         self.posterior, self.space, self.params = posterior, posterior.space, params
         self.tolerance, self.seconds_left = tolerance, seconds_left
-        self.values = {axis: _values(self.space, axis) for axis in BRANCHES}
+        self.values = {axis: _axis_values(self.space, axis) for axis in BRANCHES}
         self.plain = posterior.arms == plain_arm
         self.twins = np.array([self._twin(i) for i in range(len(self.space))], dtype=np.intp)
         self.plain_asked: set[str] = set()
-        self.given_seconds = 0.0
+        self.budget_seconds = 0.0  # the most that was ever left; 0 without a limit
         self.upcoming: Choice | None = None
         self.stopped_because = ""
 
@@ -87,7 +112,7 @@ class PlannerSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """What was chosen, as parameters; none where there is nothing to probe any more."""
+        """The parameters of the upcoming choice; none where there is nothing to probe any more."""
         return {} if self.upcoming is None else self.params.of(self.upcoming.candidate)
 
     def sample_independent(
@@ -97,68 +122,63 @@ class PlannerSampler(BaseSampler):
         raise optuna.TrialPruned(self.stopped_because)
 
     def choose(self, busy: Collection[str] = ()) -> Choice | None:
-        """The next probe; None where there is none, and `stopped_because` says why."""
-        predicted, left = self.posterior.predict(), self.seconds_left()
-        self.given_seconds = max(self.given_seconds, left or 0.0)
+        """The next probe, of no setting whose id is in `busy`; None where there is none, and
+        `stopped_because` says why."""
+        predicted, limit = self.posterior.predict(), self.seconds_left()
+        self.budget_seconds = max(self.budget_seconds, limit or 0.0)
+        left = np.inf if limit is None else limit
         seconds = self.posterior.probe_seconds(predicted)
         is_busy = np.array([c.id in busy for c in self.space.candidates])
         allowed = ~predicted.excluded & ~is_busy & (predicted.fits > INFEASIBLE)
         if self.posterior.time_is_guessed:  # an estimate says it of each setting, and better
             allowed &= ~self._is_needless(predicted)
-        plain = self._plain_default(predicted, seconds, allowed)
-        kept = 0.0
-        if plain is not None and self.posterior.best() is not None:
-            kept = min(PLAIN_KEPT * float(seconds[plain]), PLAIN_SHARE * self.given_seconds)
-        room = np.inf if left is None else left - kept
-        found = self._choose(predicted, allowed, seconds, room)
-        if found is not None:
-            return found
-        quick = allowed & (seconds <= (np.inf if left is None else left))
-        plain = self._plain_default(predicted, seconds, quick)
-        if plain is None or self.posterior.best() is None:
+        has_measured, reserve = self.posterior.best() is not None, 0.0
+        plain = self._plain_default(predicted, allowed)
+        if plain is not None and has_measured:
+            reserve = min(PLAIN_KEPT * float(seconds[plain]), PLAIN_SHARE * self.budget_seconds)
+        if choice := self._choose_searched(Outlook(predicted, allowed, seconds, left - reserve)):
+            return choice
+        plain = self._plain_default(predicted, allowed & (seconds <= left))
+        if plain is None or not has_measured:
             return None
         self.plain_asked.add(self.space.candidates[plain].id)
-        return self._choice(plain, predicted, "baseline")
+        return self._make_choice(plain, predicted, "baseline")
 
-    def _choose(
-        self, predicted: Prediction, allowed: Mask, seconds: Array, room: float
-    ) -> Choice | None:
-        """The next of the search itself, within `room` seconds."""
-        affordable = allowed & (seconds <= room)
-        best = self.posterior.best()
+    def _choose_searched(self, outlook: Outlook) -> Choice | None:
+        """The next probe of the search itself, the plain default's aside."""
+        allowed, seconds = outlook.allowed, outlook.seconds
+        affordable = replace(outlook, allowed=allowed & (seconds <= outlook.room))
         if not allowed.any():
             self.stopped_because = "every candidate is probed or ruled out"
             return None
-        if not affordable.any():
+        if not affordable.allowed.any():
             quickest = format_seconds(float(seconds[allowed].min()))
             self.stopped_because = (
                 f"the budget ends before another probe could (the quickest takes about {quickest})"
             )
             return None
+        best = self.posterior.best()
         if best is None:
-            return self._first(predicted, affordable, seconds, room)
-        found = self._next(predicted, affordable, seconds, *best, room)
-        if found is None:
+            return self._choose_first(affordable)
+        choice = self._choose_next(affordable, *best)
+        if choice is None:
             self.stopped_because = f"another probe would gain under {self.tolerance:.1%}"
-            beyond = self.posterior.improvement(predicted, allowed, best[1])
-            if beyond.max() >= self.tolerance:
+            gains = self.posterior.improvement(outlook.predicted, allowed, best[1])
+            if gains.max() >= self.tolerance:
                 self.stopped_because = "what could gain more takes longer than the budget has left"
-        return found
+        return choice
 
-    def _first(
-        self, predicted: Prediction, allowed: Mask, seconds: Array, room: float
-    ) -> Choice | None:
+    def _choose_first(self, outlook: Outlook) -> Choice | None:
         """The fastest that is safe, compilation counted; where none is, the likeliest to fit."""
-        runs = predicted.runs
-        safe = allowed & (predicted.fits >= SAFE) & (runs >= runs[allowed].max() / 2)
+        predicted, seconds, room = outlook.predicted, outlook.seconds, outlook.room
+        safe = outlook.safe & (predicted.runs >= predicted.runs[outlook.allowed].max() / 2)
         if not safe.any():
             likely = np.round(predicted.fits, 6) - 1e-9 * np.log(self.posterior.bytes.prior)
-            return self._choice(_argmax(likely, allowed), predicted, "calibrate")
-        settings = [c.setting for c in self.space.candidates]
-        failed = [r.status in ("unsupported", "crashed") for r in self.posterior.told]
-        wishes: list[Any] = []  # each of them where there is such a one
+            return self._make_choice(_argmax(likely, outlook.allowed), predicted, "calibrate")
+        failed = [r.status in ("unsupported", "crashed") for r in self.posterior.history]
+        wishes: list[Any] = []  # masks; each narrows the choice, unless it leaves nothing
         if sum(failed) >= MAX_FAILURES:
-            wishes.append([is_plain(s) for s in settings])
+            wishes.append([is_plain(c.setting) for c in self.space.candidates])
         if self.posterior.time_is_guessed:
             # Nobody knows what a step takes here: a small batch without a compiler says it soonest.
             largest = CALIBRATION_BATCH if room > HASTY_SECONDS else 2
@@ -170,149 +190,153 @@ class PlannerSampler(BaseSampler):
             wishes.append(seconds <= max(FIRST_SHARE * room, seconds[safe].min()))
         for wish in map(np.array, wishes):
             safe = safe & wish if (safe & wish).any() else safe
-        worth = predicted.log_rate - FIRST_COST * np.log(seconds)
-        worth += np.log(np.maximum(runs, 1e-9))
-        return self._choice(_argmax(worth, safe), predicted, "calibrate")
+        return self._make_choice(_argmax(outlook.worth(FIRST_COST), safe), predicted, "calibrate")
 
-    def _next(
-        self, predicted: Prediction, allowed: Mask, seconds: Array, best: int, best_rate: float,
-        room: float,
-    ) -> Choice | None:  # fmt: skip
-        gains = self.posterior.improvement(predicted, allowed, best_rate)
-        num_measured = sum(r.status == "measured" for r in self.posterior.told)
+    def _choose_next(self, outlook: Outlook, best: int, best_rate: float) -> Choice | None:
+        """The first look that is due, else the highest gain per second, or by far the highest one
+        while there is time for it; None where all gain less than `tolerance`."""
+        predicted, seconds = outlook.predicted, outlook.seconds
+        gains = self.posterior.improvement(predicted, outlook.allowed, best_rate)
+        num_measured = sum(r.status == "measured" for r in self.posterior.history)
         if num_measured >= FEWEST:
             gains = np.where(gains >= self.tolerance, gains, 0.0)  # too little to go on for
         if gains.max() < LEAST_GAIN * self.tolerance:
             return None
-        index = _argmax(gains / seconds, allowed)
-        looks = self._looks(predicted, allowed, seconds, best, best_rate, room - seconds[index])
-        return self._choice(next(looks, index), predicted, "search", best_rate)
+        index, most = (_argmax(g, outlook.allowed) for g in (gains / seconds, gains))
+        if seconds[most] > outlook.room - seconds[index] and gains[most] > FAR_MORE * gains[index]:
+            index = most
+        looks = self._looks(outlook, best, best_rate, outlook.room - seconds[index])
+        return self._make_choice(next(looks, index), predicted, "search", best_rate)
 
-    def _looks(
-        self, predicted: Prediction, allowed: Mask, seconds: Array, best: int, best_rate: float,
-        left: float,
-    ) -> Iterator[int]:  # fmt: skip
-        """What shows how a device does what was not tried on it, while it is cheap: an eager step
-        in another precision than the first probes', which may be emulated, and one with each
-        attention in the best's. Then once more what one unlucky probe has closed; what the fastest
-        eager setting becomes under a compiler; and what no later probe could show, as `left` would
-        not be enough for it: a compile mode."""
-        tried, ran = list(self.posterior.records), list(self.posterior.ran())
-        modes, precisions = self.values["compile"], self.values["precision"]
-        attentions = self.values["attention"]
-        known = [i for i in tried if predicted.excluded[i] and i not in self.posterior.close]
-        fits = allowed & (predicted.fits >= SAFE)
-        worth = predicted.log_rate + np.log(np.maximum(predicted.runs, 1e-9))
-        strange = precisions != precisions[ran[0]]
-        eager = (precisions == precisions[best]) & (modes == "off")
-        looks = (eager & (attentions == a) for a in np.unique(attentions))
-        scouts = [look for look in looks if not look[known].any()]
-        has_run = [i for i in ran if i in known]
-        if not strange[has_run].any() and strange[tried].sum() < MAX_FAILURES:
-            scouts.insert(0, strange & (modes == "off"))
-        cheap = fits & (seconds <= SCOUT_SHARE * left)
-        yield from (_argmax(worth, these & cheap) for these in scouts if (these & cheap).any())
-        worth = worth - FIRST_COST * np.log(seconds)  # a batch nearly as fast shows it sooner
-        sure = fits & (seconds <= min(MODE_SHARE * self.given_seconds or np.inf, left))
+    def _looks(self, outlook: Outlook, best: int, best_rate: float, left: float) -> Iterator[int]:
+        """Probes that are due before the one of the highest gains, which would leave `left`
+        seconds: a cheap eager step of each precision and attention; a second try of what one
+        unlucky probe has closed; and what the fastest eager setting becomes under a compiler."""
+        predicted, seconds, modes = outlook.predicted, outlook.seconds, self.values["compile"]
+        tried = self.posterior.records.keys()
+        known = [i for i in tried - self.posterior.near_limit if predicted.excluded[i]]
+        looks = [(self._other_precision(known), outlook.room)]
+        looks += [(look, left) for look in self._each_attention(known, best)]
+        for look, time in looks:
+            cheap = look & outlook.safe & (seconds <= min(LOOK_SHARE * time, left))
+            if cheap.any():
+                yield _argmax(outlook.worth(), cheap)
+        worth = outlook.worth(FIRST_COST)  # a batch nearly as fast shows it sooner
+        sure = outlook.safe & (seconds <= min(MODE_SHARE * self.budget_seconds or np.inf, left))
         better = sure & (predicted.log_rate > np.log(MUCH_BETTER * best_rate))
-        untried = np.setdiff1d(modes, modes[tried])
-        for these in self._closed(tried, (better & np.isin(modes, untried)).any()):
-            if (these & better).any():
-                yield _argmax(worth, these & better)
-        compiled = self._never_compiled(best_rate) & sure
-        if compiled.any():
-            yield _argmax(worth, compiled)
-        for mode in untried:
-            at = fits & (modes == mode)
-            if at.any():
-                index = _argmax(worth, at)
-                if left / LAST_CALL < seconds[index] <= MODE_SHARE * self.given_seconds:
-                    yield index
+        is_mode_left = (better & ~np.isin(modes, modes[list(tried)])).any()
+        branches = [branch & better for branch in self._unlucky_branches(is_mode_left)]
+        for branch in (*branches, self._never_compiled(best_rate) & sure):
+            if branch.any():
+                yield _argmax(worth, branch)
+
+    def _other_precision(self, known: Sequence[int]) -> Mask:
+        """The eager settings in another precision than the first probe's, which the device may
+        emulate; none once such a one ran, or enough failed."""
+        precisions, ran = self.values["precision"], self.posterior.contenders()
+        other = np.asarray(precisions != precisions[next(iter(ran))])
+        has_run = any(other[i] for i in ran if i in known)
+        if has_run or other[list(self.posterior.records)].sum() >= MAX_FAILURES:
+            return np.zeros_like(other)
+        return np.asarray(other & (self.values["compile"] == "off"))
+
+    def _each_attention(self, known: Sequence[int], best: int) -> Iterator[Mask]:
+        """The eager settings with each attention that is not known yet in the best one's precision,
+        and in each whose eager step is nearly as fast as the fastest."""
+        precisions, attentions = self.values["precision"], self.values["attention"]
+        rates = self._eager_rates()
+        least = NEARLY * max(rates.values(), default=0.0)
+        fast = [best, *(i for i, rate in rates.items() if rate >= least)]
+        for precision, attention in product(dict.fromkeys(precisions[fast]), np.unique(attentions)):
+            look = (precisions == precision) & (attentions == attention)
+            look = look & (self.values["compile"] == "off")
+            if not look[known].any():
+                yield look
+
+    def _eager_rates(self) -> dict[int, float]:
+        """Images/s of each eager setting that ran, by index."""
+        modes = self.values["compile"]
+        return {i: c.rate for i, c in self.posterior.contenders().items() if modes[i] == "off"}
 
     def _twin(self, index: int) -> int:
-        """The same setting without what buys memory for time, and nothing else; itself where that
-        is no other."""
+        """The index of the same setting without what buys memory for time, and nothing else; its
+        own where the space has none."""
         setting = self.space.candidates[index].setting
         twin = self.space.index(setting.model_copy(update=dict.fromkeys(MEMORY_LEVERS, "none")))
         return index if twin is None else twin
 
     def _is_needless(self, predicted: Prediction) -> Mask:
-        """What does all the work of a twin that surely fits, and some of it twice. A twin that
-        failed for another reason than memory does not count."""
+        """Whether a setting does all the work of a twin that surely fits, and some of it twice. A
+        twin that failed for another reason than memory does not count."""
         usable = ~predicted.excluded
-        usable[list(self.posterior.ran())] = True
+        usable[list(self.posterior.contenders())] = True
         good = usable & (predicted.fits >= SURE_TO_FIT)
         return np.asarray(good[self.twins] & (self.twins != np.arange(len(self.twins))))
 
     def _never_compiled(self, best_rate: float) -> Mask:
-        """What compiles the precision and attention of the fastest eager setting, where others were
-        compiled and these never: a compiler may gain more of one precision than of another."""
-        modes, none = self.values["compile"], np.zeros(len(self.space), dtype=bool)
-        eager = {i: c.rate for i, c in self.posterior.ran().items() if modes[i] == "off"}
-        fastest = max(eager, key=lambda i: eager[i], default=None)
-        if fastest is None or eager[fastest] < GIVE_UP_SHARE * best_rate:
-            return none
-        same = modes != "off"
+        """The compiled settings in the precision and attention of the fastest eager one, where
+        others were compiled and these never: a compiler may gain more of one precision than of
+        another."""
+        compiled, rates = self.values["compile"] != "off", self._eager_rates()
+        fastest = max(rates, key=rates.__getitem__, default=None)
+        were_others = compiled[list(self.posterior.contenders())].any()
+        if fastest is None or rates[fastest] < GIVE_UP_SHARE * best_rate or not were_others:
+            return np.zeros_like(compiled)
         for axis in ("precision", "attention"):
-            same = same & (self.values[axis] == self.values[axis][fastest])
-        compiled = [i for i in self.posterior.ran() if modes[i] != "off"]
-        return none if not compiled or same[list(self.posterior.records)].any() else same
+            compiled = compiled & (self.values[axis] == self.values[axis][fastest])
+        return np.asarray(compiled & ~compiled[list(self.posterior.records)].any())
 
-    def _closed(self, tried: Sequence[int], is_mode_left: bool) -> Iterator[Mask]:
-        """Of each value that was probed once, and was unlucky: its smaller batches. That probe
-        failed, or it was so close to the limit that memory was given back and asked for again. No
-        compile mode is tried again while there is another as good."""
-        ran = self.posterior.ran()
+    def _unlucky_branches(self, is_mode_left: bool) -> Iterator[Mask]:
+        """For each value of an axis that was probed once, without luck: its smaller batches. That
+        probe failed, or it was so close to the limit that memory was given back and asked for
+        again. No compile mode is tried again while another is left that should be as good."""
+        ran, tried = self.posterior.contenders(), list(self.posterior.records)
         for axis, values in self.values.items():
             if axis == "compile" and is_mode_left:
                 continue
-            for value in np.unique(values[list(tried)]):
-                with_it = [i for i in tried if values[i] == value]
-                if len(with_it) == 1 and (
-                    with_it[0] not in ran or with_it[0] in self.posterior.close
-                ):
-                    smaller = self.posterior.batch <= self.posterior.batch[with_it[0]] / 2
+            for value in np.unique(values[tried]):
+                first, *others = [i for i in tried if values[i] == value]
+                if not others and (first not in ran or first in self.posterior.near_limit):
+                    smaller = self.posterior.batch <= self.posterior.batch[first] / 2
                     yield np.asarray((values == value) & smaller)
 
-    def _plain_default(self, predicted: Prediction, seconds: Array, allowed: Mask) -> int | None:
+    def _plain_default(self, predicted: Prediction, allowed: Mask) -> int | None:
         """The batch of the plain default that should be its fastest; None where none is expected to
-        be faster than one that ran, or it was asked for often enough."""
-        rates = [c.rate for i, c in self.posterior.ran().items() if self.plain[i]]
-        rungs = self.plain & allowed
-        likely = rungs & (predicted.fits >= LIKELY)
+        be faster than one that ran, or enough were asked for."""
+        rates = [c.rate for i, c in self.posterior.contenders().items() if self.plain[i]]
+        batches = self.plain & allowed
+        likely = batches & (predicted.fits >= LIKELY)
         if rates:
             likely &= predicted.log_rate > np.log(max(rates) * (1 + self.tolerance))
-        elif not likely.any() and rungs.any():
-            return int(np.flatnonzero(rungs)[0])
+        elif not likely.any() and batches.any():
+            return int(np.flatnonzero(batches)[0])
         if len(self.plain_asked) >= PLAIN_PROBES or not likely.any():
             return None
         return _argmax(predicted.log_rate, likely)
 
     @property
     def plain_is_at_its_best(self) -> bool:
-        """Whether it ran, and no other batch of it is expected to be faster."""
+        """Whether the plain default ran, and no other batch of it is expected to be faster."""
         predicted = self.posterior.predict()
-        seconds = self.posterior.probe_seconds(predicted)
-        has_run = any(self.plain[i] for i in self.posterior.ran())
-        return has_run and self._plain_default(predicted, seconds, ~predicted.excluded) is None
+        has_run = any(self.plain[i] for i in self.posterior.contenders())
+        return has_run and self._plain_default(predicted, ~predicted.excluded) is None
 
     def untried_modes(self) -> dict[str, float]:
         """The compile modes that no probe had, with the seconds that each takes; none where nothing
         that was compiled ran, or no setting did."""
-        told = self.posterior.told
+        told = self.posterior.history
         compiled = {r.status for r in told if r.setting.compile != "off"}
-        if (compiled and "measured" not in compiled) or not self.posterior.ran():
+        if (compiled and "measured" not in compiled) or not self.posterior.contenders():
             return {}
         tried = {"off", *(r.setting.compile for r in told)}
         firsts = {c.setting.compile: c.setting for c in reversed(self.space.candidates)}
-        costs = self.posterior.costs
         return {
-            mode: costs.compile_seconds(compilation_of(firsts[mode]))
+            mode: self.posterior.costs.compile_seconds(compilation_of(firsts[mode]))
             for mode in COMPILE_MODES
             if mode in firsts and mode not in tried
         }
 
-    def _choice(
+    def _make_choice(
         self, index: int, predicted: Prediction, phase: Phase, best_rate: float | None = None
     ) -> Choice:
         candidate = self.space.candidates[index]
@@ -322,7 +346,7 @@ class PlannerSampler(BaseSampler):
         return Choice(candidate, phase, float(np.exp(predicted.log_rate[index])), give_up)
 
 
-def _values(space: Space, axis: str) -> Values:
+def _axis_values(space: Space, axis: str) -> Values:
     return np.array([getattr(c.setting, axis) for c in space.candidates])
 
 

@@ -299,23 +299,22 @@ class Search:
         sampler = self._sampler()
         for record in records:
             sampler.posterior.tell(candidate(record.setting), record)
-        options = self.options
         summary = Summary(
             model=identity.model,
             device=identity.device,
             versions=identity.versions,
             budget_bytes=self.budget_bytes,
-            asked=options.asked if options.chose_batch else None,
+            asked=self.options.asked if self.options.chose_batch else None,
             plain_arm=self.plain_arm,
             plain_is_at_its_best=sampler.plain_is_at_its_best,
             num_candidates=len(self.space),
             stopped_because=stopped,
             least_bytes=sampler.posterior.least_bytes,
-            ran=tuple(sampler.posterior.ran().values()),
+            ran=tuple(sampler.posterior.contenders().values()),
             untried=sampler.untried_modes() if "budget" in stopped else {},
             notes=tuple(notes),
         )
-        return recommend(records, summary).model_copy(update={"asked": options.kept})
+        return recommend(records, summary).model_copy(update={"asked": self.options.kept})
 
 
 def _was_crowded(record: MeasurementRecord) -> bool:

@@ -124,9 +124,8 @@ def is_worth_trying(setting: TrainSetting, choices: Choices, restrict: Restricti
     are fast. What was asked for by name is always tried."""
     if "checkpointing" in restrict or setting.checkpointing not in PARTIAL_CHECKPOINTINGS:
         return True
-    precisions = choices["precision"]
-    fast = [p for p in precisions if p in REDUCED_PRECISIONS]
-    return setting.precision in (fast or precisions)
+    fast = [p for p in choices["precision"] if p in REDUCED_PRECISIONS]
+    return setting.precision in (fast or choices["precision"])
 
 
 def _check_library(model: Model, axis: str, value: Value) -> None:
@@ -327,23 +326,19 @@ def make_space(
 
 
 def _parse(
-    fields: Mapping[str, object], excluded: dict[tuple[str, ...], list[str]]
+    fields: Mapping[str, Any], excluded: dict[tuple[str, ...], list[str]]
 ) -> TrainSetting | None:
-    """The setting of `fields`; None where some exclude each other: then their law is noted."""
+    """The setting of `fields`; None where some exclude each other: then their law is noted. The
+    options that belong to another parallelism than that of `fields` are left out."""
     try:
-        return TrainSetting.model_validate(_own_fields(fields))
+        foreign = foreign_options(fields["parallelism"])
+        return TrainSetting.model_validate({f: v for f, v in fields.items() if f not in foreign})
     except ValidationError as error:
         broken = next(iter(faults_between(error)), None)
         if broken is None:
             raise
         excluded.setdefault(broken.fields, []).append(broken.message)
         return None
-
-
-def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the options that belong to another parallelism than that of `fields`."""
-    foreign = foreign_options(fields["parallelism"])
-    return {field: value for field, value in fields.items() if field not in foreign}
 
 
 def _runnable(

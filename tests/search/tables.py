@@ -1,6 +1,6 @@
 """Invented tables for tests: not measurements, but with the shape of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
@@ -72,6 +72,17 @@ def make_record(
     )  # fmt: skip
 
 
+def slowed(
+    record: MeasurementRecord, flag: str = "throttled: hw_thermal_slowdown", factor: float = 1.2
+) -> MeasurementRecord:
+    """As a probe that took longer would have left it."""
+    seconds = tuple(s * factor for s in record.step_seconds)
+    rate = (record.images_per_second or 0.0) / factor
+    flags = (flag,) if flag else ()
+    slower = {"step_seconds": seconds, "images_per_second": rate, "flags": flags}
+    return record.model_copy(update=slower)
+
+
 def failed(
     record: MeasurementRecord, status: str = "crashed", **fields: object
 ) -> MeasurementRecord:
@@ -90,7 +101,7 @@ def ran(records: Sequence[MeasurementRecord], budget: int | None = BUDGET) -> li
     """What a search has of these records, in the order of their first probes."""
     space = space_of(record.setting for record in records)
     posterior = told(Posterior(space, generic_prior(space, GPU), budget), *records)
-    return [*posterior.ran().values()]
+    return [*posterior.contenders().values()]
 
 
 SMALL = {
@@ -109,10 +120,13 @@ def invented_table(wobble: float = 0.01, restrict: dict | None = None) -> list[M
     return [make_record(c.setting, wobble=wobble) for c in space.candidates]
 
 
-def true_prior(replay: Replay, seconds: float = 1.0, num_bytes: float = 1.0) -> Prior:
-    """The truth, off by constant factors."""
+def true_prior(
+    replay: Replay, seconds: float = 1.0, num_bytes: float = 1.0,
+    share: Callable[[TrainSetting], float] = lambda setting: 1.0,
+) -> Prior:  # fmt: skip
+    """The truth, off by constant factors, and the seconds of each setting by a `share`."""
+    settings = [c.setting for c in replay.space.candidates]
     guesses = [
-        Guess(seconds * true_seconds(c.setting), num_bytes * true_bytes(c.setting))
-        for c in replay.space.candidates
+        Guess(seconds * share(s) * true_seconds(s), num_bytes * true_bytes(s)) for s in settings
     ]
     return Prior(tuple(guesses), ESTIMATED_SECONDS, ESTIMATED_BYTES, "the truth")

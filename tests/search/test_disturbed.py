@@ -2,7 +2,6 @@
 probe that other processes left no memory says nothing of its setting."""
 
 import math
-from dataclasses import replace
 from math import log
 from pathlib import Path
 from typing import Any
@@ -36,22 +35,13 @@ from tests.search.tables import (
     invented_table,
     make_record,
     ran,
+    slowed,
     told,
     true_bytes,
     true_prior,
 )
 
 TABLE = invented_table(wobble=0.0)
-
-
-def slowed(
-    record: MeasurementRecord, flag: str = "throttled: hw_thermal_slowdown", factor: float = 1.2
-) -> MeasurementRecord:
-    seconds = tuple(s * factor for s in record.step_seconds)
-    rate = (record.images_per_second or 0.0) / factor
-    return record.model_copy(
-        update={"step_seconds": seconds, "images_per_second": rate, "flags": (flag,)}
-    )
 
 
 def test_where_most_probes_are_disturbed_that_is_how_the_machine_runs() -> None:
@@ -80,24 +70,19 @@ WARMING = {(128, "off"): 1.0, (256, "off"): 1.1, (192, "off"): 1.15, (96, "off")
 def warming(prior_of_compiled: float) -> Posterior:
     """Was told of these probes; its prior is the truth but for what is compiled."""
     replay = Replay(TABLE)
-    prior = true_prior(replay)
-    guesses = [
-        replace(guess, seconds=guess.seconds * (prior_of_compiled if c.setting.compiles else 1.0))
-        for guess, c in zip(prior.guesses, replay.space.candidates, strict=True)
-    ]
-    posterior = Posterior(replay.space, replace(prior, guesses=tuple(guesses)), BUDGET)
+    prior = true_prior(replay, share=lambda s: prior_of_compiled if s.compiles else 1.0)
+    posterior = Posterior(replay.space, prior, BUDGET)
     plain = TrainSetting(precision="bf16", attention="sdpa").with_recipe(of_swin=True)
     for (batch, mode), factor in WARMING.items():
-        candidate = replay.space.find(
-            plain.model_copy(update={"batch_size": batch, "compile": mode})
-        )
+        setting = plain.model_copy(update={"batch_size": batch, "compile": mode})
+        candidate = replay.space.find(setting)
         record = replay.probe(candidate)
         told(posterior, slowed(record, factor=factor) if factor > 1 else record)
     return posterior
 
 
 def recommended(posterior: Posterior) -> Recommendation:
-    found = tuple(posterior.ran().values())
+    found = tuple(posterior.contenders().values())
     records = [record for contender in found for record in contender.records]
     return recommend(records, Summary(MODEL, GPU, {}, BUDGET, TrainSetting(), found))
 
@@ -107,7 +92,7 @@ def test_settings_are_compared_at_one_heat(prior_of_compiled: float) -> None:
     """The compiled one is fastest, was probed when the device was hottest, and measured slower than
     two that were probed before; the prior may even hold that compiling gains nothing."""
     posterior = warming(prior_of_compiled)
-    found = {(c.setting.batch_size, c.setting.compile): c for c in posterior.ran().values()}
+    found = {(c.setting.batch_size, c.setting.compile): c for c in posterior.contenders().values()}
     measured = {which: c.measured_rate for which, c in found.items()}
     compiled = measured.pop((128, "default"))
     assert sum(rate > compiled for rate in measured.values()) == 2
@@ -142,7 +127,7 @@ def test_what_is_slow_for_a_reason_of_its_own_is_not_taken_for_hot() -> None:
     for candidate in (*others[:3], smaller, largest):
         factor = 1.2 * (1.25 if candidate is largest else 1.0)
         posterior.tell(candidate, slowed(replay.probe(candidate), factor=factor))
-    rates = {c.setting.batch_size: c.rate for c in posterior.ran().values()}
+    rates = {c.setting.batch_size: c.rate for c in posterior.contenders().values()}
     assert max(rates, key=lambda batch: rates[batch]) == smaller.setting.batch_size
 
 
@@ -167,7 +152,7 @@ def test_the_winner_is_probed_again_where_it_was_throttled() -> None:
     device = OnceSlow(replay, best[0])
     search, _ = search_table(replay, true_prior(replay), BUDGET, device)
     assert device.probes == 2
-    winner = max(search.sampler.posterior.ran().values(), key=lambda c: c.rate)
+    winner = max(search.sampler.posterior.contenders().values(), key=lambda c: c.rate)
     assert winner.rate == pytest.approx(best[1], rel=1e-3)
     assert not winner.evidence.flags
 
@@ -181,7 +166,7 @@ def test_a_setting_that_was_killed_once_is_not_recommended_though_it_ran_later()
     ran = replay.probe(candidate)
     told(posterior, failed(ran), slowed(ran))
     assert PlannerSampler(posterior, SpaceParams(replay.space)).choose() is not None
-    assert not posterior.ran(), "nor is it recommended"
+    assert not posterior.contenders(), "nor is it recommended"
 
 
 pytestmark = pytest.mark.usefixtures("free_gpu")

@@ -12,6 +12,7 @@ from planner.core.units import GIB
 from planner.estimation.device_estimator import DeviceEstimator
 from search.loop.space import make_space, space_of
 from search.loop.surrogate.prior import (
+    ESTIMATED_SECONDS,
     SPREAD_SECONDS,
     estimated_prior,
     generic_prior,
@@ -80,6 +81,19 @@ def test_the_wait_grows_with_the_exchanges_of_a_step(
     found, _ = process.predict()
     for i, c in enumerate(space.candidates):
         assert found[i] == pytest.approx(true[i], abs=0.1), c.setting
+
+
+def test_where_batches_ripple_more_is_expected_of_the_others() -> None:
+    """Six that lie 10% beside the prior say that a seventh may."""
+    space = space_of([TrainSetting(batch_size=b) for b in (8, 16, 24, 32, 48, 64, 96)])
+
+    def deviation(ripple: float) -> float:
+        process = GaussianProcess(space, ESTIMATED_SECONDS, [1.0] * len(space))
+        for i in range(6):
+            process.observe(i, ripple * (-1) ** i, 0.01)
+        return float(process.predict()[1][6])
+
+    assert deviation(0.1) > 1.5 * deviation(0.0)
 
 
 def factory(name: str) -> FactoryModel:

@@ -1,5 +1,5 @@
-"""What the probes say of every candidate so far: seconds, memory, whether it fits, its cost, and
-which fail together.
+"""What the probes say of every candidate so far: its seconds, its memory, whether it fits, what a
+probe of it costs, and what fails together.
 
 A setting fails because something that it shares with others is broken (the compiler, a compile
 mode, a mode with checkpointing, an optimizer's implementation, another lever), or its arm is, or it
@@ -46,9 +46,9 @@ _erf = np.frompyfunc(erf, 1, 1)
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is expected of every candidate, by index: log means with standard deviations, `fits` the
-    probability of staying in the budget, `runs` that of running at all, `excluded` what no probe is
-    spent on any more, `log_rate` the log mean of images/s."""
+    """What is expected of every candidate, by index: log means with standard deviations; `fits`,
+    the probability that it stays in the budget; `runs`, that it runs at all; `excluded`, whether no
+    probe is spent on it any more; `log_rate`, the log mean of images/s."""
 
     log_seconds: Array
     log_seconds_sd: Array
@@ -74,12 +74,12 @@ class Posterior:
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
-        self.settled = np.zeros(len(space), dtype=bool)  # it or its arm failed, or is too large
-        self.proven = np.zeros(len(space), dtype=bool)
+        self.settled = np.zeros(len(space), dtype=bool)  # it or its arm failed, or needs too much
+        self.proven = np.zeros(len(space), dtype=bool)  # a batch as large ran within the budget
         self.broken_parts = BrokenParts(space)
-        self.close: set[int] = set()  # what was slow so close to the limit that it says little
+        self.near_limit: set[int] = set()  # what was slow so close to the limit that it says little
         self.records: dict[int, list[MeasurementRecord]] = {}
-        self.told: list[MeasurementRecord] = []
+        self.history: list[MeasurementRecord] = []
 
     @property
     def time_is_guessed(self) -> bool:
@@ -88,9 +88,9 @@ class Posterior:
 
     @property
     def excluded(self) -> Mask:
-        """What no probe is spent on any more: what failed, what is known, and what shares too much
-        with the failures. What was disturbed is known after a second probe, or where that is how
-        the device runs."""
+        """The candidates that no probe is spent on any more: those that failed or are known, and
+        those that share too much with the failures. A disturbed one is known after a second probe,
+        or where the device usually runs so."""
         known, usual = self.settled.copy(), ("", self.seconds.usual)
         clear = [i for i, r in self.records.items() if len(r) > 1 or slowed_by(r[0]) in usual]
         known[clear] = True
@@ -98,30 +98,30 @@ class Posterior:
         return np.asarray(known | (self.broken_parts.probabilities() < least))
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
-        """Learns from a probe of this space, whatever its end; once, though several tell of it that
-        share what is believed."""
+        """Learns from a probe of this space, however it ended; once, though several tuners that
+        share this posterior tell of it."""
         index = self.space.index(candidate.setting)
-        if index is None or any(record is known for known in self.told):
+        if index is None or any(record is known for known in self.history):
             return
-        self.told.append(record)
+        self.history.append(record)
         self.costs.observe(record)
         if record.inconclusive:
             return
         self.records.setdefault(index, []).append(record)
         if record.status == "measured":
-            self._measured(index, record)
+            self._learn_measured(index, record)
         elif record.status in ("out_of_memory", "timed_out"):
-            self._exclude_from(index)
+            self._settle_larger(index)
         else:
-            self.broken_parts.broke(index)
+            self.broken_parts.blame(index)
             self.settled[index] = True
-            self.settled |= self._arm(index) & (record.status != "crashed")
+            self.settled |= self._same_arm(index) & (record.status != "crashed")
         if record.status == "out_of_memory":
-            self._out_of_memory(index, record)
+            self._learn_out_of_memory(index, record)
         self.seconds.usual = usually_slowed_by(r for found in self.records.values() for r in found)
 
-    def _measured(self, index: int, record: MeasurementRecord) -> None:
-        self.broken_parts.ran(index)
+    def _learn_measured(self, index: int, record: MeasurementRecord) -> None:
+        self.broken_parts.clear(index)
         interval = median_interval(record.step_seconds)
         spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
         is_close = log(record.used_bytes or 1) > log(CLOSE) + self.log_budget
@@ -134,26 +134,26 @@ class Posterior:
             believed = self.seconds.predict(np.array([index]))[0] + self.seconds.slowness(slowed)[0]
             spread = max(spread, float(seconds - believed[-1]) / SURPRISE)
             if is_close and seconds - believed[-1] > CLOSE_SD:
-                self.close.add(index)
+                self.near_limit.add(index)
         self.seconds.observe(index, seconds, spread, slowed)
         num_bytes = record.used_bytes
         if not num_bytes:
             return
         self.bytes.observe(index, log(num_bytes), MEMORY_SD)
         if self.budget_bytes is None or num_bytes <= self.budget_bytes:
-            self.proven |= self._arm(index) & (self.batch <= self.batch[index])
+            self.proven |= self._same_arm(index) & (self.batch <= self.batch[index])
         else:
-            self._exclude_from(index)
+            self._settle_larger(index)
 
-    def _arm(self, index: int) -> Mask:
+    def _same_arm(self, index: int) -> Mask:
         return np.asarray(self.arms == self.arms[index])
 
-    def _exclude_from(self, index: int) -> None:
-        """This batch and all larger ones of its arm are out."""
-        self.settled |= self._arm(index) & (self.batch >= self.batch[index])
+    def _settle_larger(self, index: int) -> None:
+        """This batch and all larger ones of its arm do not fit."""
+        self.settled |= self._same_arm(index) & (self.batch >= self.batch[index])
 
-    def _out_of_memory(self, index: int, record: MeasurementRecord) -> None:
-        """Its need is only bounded from below: by the budget, and by what was believed of it."""
+    def _learn_out_of_memory(self, index: int, record: MeasurementRecord) -> None:
+        """What it needs is only bounded from below: by the budget, and by what was believed."""
         if self.budget_bytes is None:
             return
         believed, sd = self.bytes.predict(np.array([index]))
@@ -184,9 +184,9 @@ class Posterior:
         gains = np.maximum(above - normal_cdf(mean / sd), 0.0)
         return np.where(allowed, gains * predicted.fits * predicted.runs, 0.0)
 
-    def ran(self) -> dict[int, Contender]:
-        """What ran and fits, by index, in the order of their first probes; of a hot device with
-        what heat did to each."""
+    def contenders(self) -> dict[int, Contender]:
+        """The candidates that ran and fit, by index, in the order of their first probes; on a hot
+        device with what heat did to each probe."""
         good = {
             i: Contender(records[0].setting, tuple(records))
             for i, records in self.records.items()
@@ -200,7 +200,7 @@ class Posterior:
 
     def best(self) -> tuple[int, float] | None:
         """(index, images/s) of the fastest measured candidate that stays in the budget."""
-        rates = [(i, c.rate) for i, c in self.ran().items()]
+        rates = [(i, c.rate) for i, c in self.contenders().items()]
         return max(rates, key=lambda found: found[1], default=None)
 
     def expected(self, candidate: Candidate, phase: str) -> Expected | None:
@@ -223,7 +223,7 @@ class Posterior:
 
     @property
     def least_bytes(self) -> int:
-        """What the smallest candidate should need."""
+        """The bytes that the smallest candidate should need."""
         return int(exp(min(self.bytes.predict()[0].min(), LARGEST_LOG)))
 
     def probe_seconds(self, predicted: Prediction) -> Array:
@@ -263,7 +263,7 @@ _LEVERS = {field: TrainSetting.model_fields[field].default for field in _NEEDY}
 
 
 def shared_parts(setting: TrainSetting) -> dict[str, float]:
-    """What a setting uses that may be broken for others too, with how probable that is."""
+    """The parts that a setting uses and others too, with how probably each is broken."""
     mode = setting.compile
     found = {setting.precision: NUMERIC, f"attention {setting.attention}": NUMERIC}
     if setting.compiles:
@@ -280,14 +280,14 @@ def shared_parts(setting: TrainSetting) -> dict[str, float]:
 
 
 def _levers(setting: TrainSetting) -> list[str]:
-    """What else it needs that others do without."""
+    """What else a setting needs that others do without."""
     used = [lever for lever, plain in _LEVERS.items() if getattr(setting, lever) != plain]
     found = [f"{lever} {value_text(getattr(setting, lever))}" for lever in used]
     return [*found, "fp8"] if setting.precision == "fp8" else found
 
 
 class BrokenParts:
-    """What is believed of every candidate's running, from the probes told of."""
+    """How probably every candidate runs, judged by those that ran and those that failed."""
 
     def __init__(self, space: Space) -> None:
         names: dict[str, int] = {}
@@ -298,27 +298,29 @@ class BrokenParts:
         self.cleared: set[str] = set()
         self.cleared_arms: set[int] = set()
 
-    def ran(self, index: int) -> None:
+    def clear(self, index: int) -> None:
         """Candidate `index` ran: nothing that it uses is broken."""
         arm = int(self.arms[index])
         self.cleared.update(self.parts[arm])
         self.cleared_arms.add(arm)
 
-    def broke(self, index: int) -> None:
+    def blame(self, index: int) -> None:
         """Candidate `index` failed for another reason than memory or time."""
         arm = int(self.arms[index])
         self.failed[arm] = self.failed.get(arm, 0) + 1
 
     def probabilities(self) -> Array:
         """The probability that each candidate runs; 1 where no failure says anything of it."""
-        broken = self._judge()
+        broken = self._broken_probabilities()
         found = np.ones(len(self.parts))
         for arm, parts in enumerate(self.parts):
             sound = max(0.0, 1.0 - sum(broken.get(part, 0.0) for part in parts))
-            found[arm] = sound * (self._runs_alone(arm) if arm in self.failed else 1.0)
+            # How probably the rest of an arm runs that failed, if for no part's sake.
+            rest = 1 - self._arm_broken(arm) / self._fails_alone(arm) if arm in self.failed else 1.0
+            found[arm] = sound * rest
         return np.asarray(found[self.arms])
 
-    def _judge(self) -> dict[str, float]:
+    def _broken_probabilities(self) -> dict[str, float]:
         """Bayes' rule, up to three causes at once: how probably each part is broken. Failures that
         a surely broken part explains are taken away, and the next causes are looked for."""
         left = {arm: self._suspects(arm) for arm in self.failed}
@@ -327,7 +329,7 @@ class BrokenParts:
             shares = {part: share for suspects in left.values() for part, share in suspects.items()}
             weight = {
                 causes: prod(shares[part] for part in causes)
-                * prod(self._alone(arm) for arm in left if not left[arm].keys() & set(causes))
+                * prod(self._fails_alone(arm) for arm in left if not left[arm].keys() & set(causes))
                 for number in range(MOST_CAUSES + 1)
                 for causes in combinations(shares, number)
             }
@@ -343,15 +345,14 @@ class BrokenParts:
     def _suspects(self, arm: int) -> dict[str, float]:
         return {p: share for p, share in self.parts[arm].items() if p not in self.cleared}
 
-    def _alone(self, arm: int) -> float:
-        """How probably an arm fails so often for a reason of its own."""
-        broken = 0.0 if arm in self.cleared_arms else ARM
-        return broken + (1 - broken) * float(ALONE ** self.failed[arm])
+    def _arm_broken(self, arm: int) -> float:
+        """How probably an arm is broken whatever its parts, before its failures."""
+        return 0.0 if arm in self.cleared_arms else ARM
 
-    def _runs_alone(self, arm: int) -> float:
-        """How probably the rest of an arm runs that failed so often, if for no part's sake."""
-        broken = 0.0 if arm in self.cleared_arms else ARM
-        return (1 - broken) * float(ALONE ** self.failed[arm]) / self._alone(arm)
+    def _fails_alone(self, arm: int) -> float:
+        """How probably an arm fails so often for a reason of its own."""
+        broken = self._arm_broken(arm)
+        return broken + (1 - broken) * float(ALONE ** self.failed[arm])
 
 
 def is_plain(setting: TrainSetting) -> bool:

@@ -335,11 +335,6 @@ class ProbeCosts:
         tuning = what.tuning(self.guessed)
         return (what.guess(self.guessed) - tuning) * (median(off) if off else 1.0) + tuning
 
-    def compiling(self) -> Array:
-        """Expected seconds of the first compilation of each candidate."""
-        cost = {what: self.compile_seconds(what) for what in set(self.compilations)}
-        return np.array([cost[what] for what in self.compilations])
-
     def probing(self, log_step_seconds: Array) -> Array:
         """Expected seconds of a whole probe of each candidate, given the log of its step's."""
         start = median(self.startup) if self.startup else STARTUP_SECONDS
@@ -349,11 +344,12 @@ class ProbeCosts:
 
     def _compiling_now(self) -> Array:
         """Expected seconds of compiling each candidate, with what the caches hold by now."""
-        found = self.compiling()
+        first = {what: self.compile_seconds(what) for what in set(self.compilations)}
+        seconds = np.array([first[what] for what in self.compilations])
         for i, what in enumerate(self.compilations):
             if self.graphs[i] in self.cached:
-                found[i] *= AGAIN_SHARE
+                seconds[i] *= AGAIN_SHARE
             elif self.kernels[i] in self.cached:
-                tuning = min(what.tuning(self.guessed), found[i])
-                found[i] = tuning + ALIKE_SHARE * (found[i] - tuning)
-        return found
+                tuning = min(what.tuning(self.guessed), seconds[i])
+                seconds[i] = tuning + ALIKE_SHARE * (seconds[i] - tuning)
+        return seconds

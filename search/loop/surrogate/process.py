@@ -2,7 +2,7 @@
 
 The logarithm of measured / prior has one term for the whole scale, one per value of each axis, one
 for what a step costs at any batch, and a nugget. So a probe of one setting corrects all that share
-a factor with it.
+a factor with it. Of several beliefs in how far the prior may be off, the likeliest one holds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from math import hypot, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from search.loop.space import Candidate, Space
+from planner.core.schema import TrainSetting
+from search.loop.space import Space
 
 # Of the variance that nothing explains (a batch that suits the kernels, or does not): what all
 # settings of a precision have in common at a batch, and what an optimizer's implementations have.
@@ -23,6 +24,9 @@ from search.loop.space import Candidate, Space
 RUNG_SHARE, FAMILY_SHARE = 0.45, 0.5
 # Judgements: three times slower than expected is two such deviations, and one card in twelve is so.
 STRANGE_PRECISION, STRANGE_UNLIKELY = 0.5, 2.5
+# How many times as wide as stated the nugget may be, each as likely: a judgement. Where batches
+# ripple so, the search goes on for longer.
+RIPPLES = (1.0, 2.0, 3.0)
 # In logs, all assumed: by how much a probe is slower that heat or others slow, in the mean; how far
 # each may be off that; and how far all may be that others slow, or that heat does, which is alike
 # in about so many probes one after another.
@@ -40,7 +44,7 @@ class KernelScales:
     its optimizer's implementation, `implementation` what that adds, `compiled` what compiling
     gains in all modes, `fused` what it makes of an attention, `kernels` what a precision makes of
     one, `nugget` what nothing explains. Probes that agree do not narrow them: a few say little of
-    what was not probed.
+    what was not probed. Batches that scatter widen the nugget (RIPPLES).
     `delays` are no deviations, but what each exchange of devices may take longer than the prior
     says; each of them is as likely as none.
     """
@@ -57,7 +61,7 @@ class KernelScales:
     other: float = 0.1
     delays: tuple[float, ...] = ()
 
-    def of_axis(self, axis: str) -> float:
+    def axis_sd(self, axis: str) -> float:
         return self.axes.get(axis, self.other)
 
 
@@ -72,35 +76,37 @@ class Belief:
 
 
 def _beliefs(scales: KernelScales) -> list[Belief]:
-    """That it is off as stated, that precisions are not what anybody expects, as a card emulates
-    one, or that all is delayed."""
-    beliefs = [Belief(scales)]
-    if scales.of_axis("precision") < STRANGE_PRECISION:
-        axes = {**scales.axes, "precision": STRANGE_PRECISION}
-        beliefs.append(Belief(replace(scales, axes=axes), STRANGE_UNLIKELY))
-    return beliefs + [replace(b, delay=delay) for b in beliefs for delay in scales.delays]
+    """Every way in which the prior may be off: precisions as stated, or as nobody expects, since a
+    card emulates one; batches that ripple as stated or more; with each delay, or none."""
+    precisions = [(scales.axes, 0.0)]
+    if scales.axis_sd("precision") < STRANGE_PRECISION:
+        precisions.append(({**scales.axes, "precision": STRANGE_PRECISION}, STRANGE_UNLIKELY))
+    return [
+        Belief(replace(scales, axes=axes, nugget=ripple * scales.nugget), unlikely, delay)
+        for axes, unlikely in precisions
+        for ripple in RIPPLES
+        for delay in (0.0, *scales.delays)
+    ]
 
 
 class GaussianProcess:
-    """The posterior of the log of what is measured, over all candidates, from the probes so far.
+    """The posterior of the log of a measured quantity, over all candidates, from the probes so far.
 
     `prior` is what is expected of each candidate before any.
     """
 
     def __init__(self, space: Space, scales: KernelScales, prior: Iterable[float]) -> None:
         self.beliefs, self.prior = _beliefs(scales), np.array([*prior])
-        self.exchanges = np.array([c.setting.num_exchanges for c in space.candidates])
-        values = {a: [getattr(c.setting, a) for c in space.candidates] for a in space.axes}
-        self.codes = {axis: _codes(found) for axis, found in values.items()}
+        settings = [c.setting for c in space.candidates]
+        self.exchanges = np.array([s.num_exchanges for s in settings])
+        self.codes = {a: _codes(getattr(s, a) for s in settings) for a in space.axes}
         self.arms = _codes(c.arm for c in space.candidates)
-        self.families = _codes(_family(c, space.axes) for c in space.candidates)
-        self.compiled = _codes(c.setting.compile == "off" for c in space.candidates)
-        self.fused = _codes(
-            (c.setting.compile == "off", c.setting.attention) for c in space.candidates
-        )
-        self.kernels = _codes((c.setting.precision, c.setting.attention) for c in space.candidates)
-        self.rungs = _codes((c.setting.precision, c.setting.batch_size) for c in space.candidates)
-        batches = np.array([float(c.setting.batch_size) for c in space.candidates])
+        self.families = _codes(_family(s, space.axes) for s in settings)
+        self.compiled = _codes(s.compile == "off" for s in settings)
+        self.fused = _codes((s.compile == "off", s.attention) for s in settings)
+        self.kernels = _codes((s.precision, s.attention) for s in settings)
+        self.rungs = _codes((s.precision, s.batch_size) for s in settings)
+        batches = np.array([float(s.batch_size) for s in settings])
         self.cells = _codes(zip(self.families.tolist(), batches.tolist(), strict=True))
         # How much a fixed cost weighs: 1 at batch 1, nothing at large ones.
         self.fixed_share = np.log1p(KNEE / batches) / np.log1p(KNEE)
@@ -111,85 +117,84 @@ class GaussianProcess:
         self.usual = ""
 
     def observe(self, index: int, log_value: float, noise: float, slowed: str = "") -> None:
-        """A probe of candidate `index`; `noise` is its standard deviation, `slowed` what slowed it
-        ("heat", "others" or ""). Predicted is a device slowed by what is `usual`."""
+        """Adds a probe of candidate `index`. `noise` is its standard deviation, `slowed` what
+        slowed it ("heat", "others" or ""). Predictions are of a device slowed by the `usual`."""
         self.indices.append(index)
         self.values.append(log_value)
         self.noises.append(hypot(noise, SLOWED_SD[slowed]))
         self.slowed.append(slowed)
 
-    def _expected(self, at: Indices, belief: Belief) -> Array:
-        """The log of what the prior says, delayed."""
-        return np.asarray(np.log(self.prior[at] + belief.delay * self.exchanges[at]))
-
-    def _off(self, belief: Belief) -> Array:
-        """The log of measured over expected, had the device run as it usually does."""
-        return np.asarray(self.values - self._expected(self._seen(), belief) - self._assumed())
-
-    def predict(self, at: Indices | None = None) -> tuple[Array, Array]:
-        """(mean, standard deviation) of the log of each candidate in `at` (all of them)."""
-        at = np.arange(len(self.arms)) if at is None else at
-        belief = self._belief()
-        cross, solved = self._solved(at, belief)
-        mean = self._expected(at, belief) + solved.T @ self._off(belief)
-        variance = self._kernel(at, at, belief) - (cross * solved.T).sum(axis=1)
+    def predict(self, subset: Indices | None = None) -> tuple[Array, Array]:
+        """(mean, standard deviation) of the log of each candidate in `subset` (all of them)."""
+        subset = np.arange(len(self.arms)) if subset is None else subset
+        belief = self._likeliest_belief()
+        cross = self._kernel(subset[:, None], self._probed(), belief)
+        weights = np.linalg.solve(self._covariance(belief), cross.T)
+        mean = self._log_prior(subset, belief) + weights.T @ self._residuals(belief)
+        variance = self._kernel(subset, subset, belief) - (cross * weights.T).sum(axis=1)
         return mean, np.sqrt(np.maximum(variance, 1e-10))
 
-    def _solved(self, at: Indices, belief: Belief) -> tuple[Array, Array]:
-        """What those in `at` have in common with the probes, and that over what these have."""
-        cross = self._kernel(at[:, None], self._seen(), belief)
-        return cross, np.asarray(np.linalg.solve(self._gram(belief), cross.T))
+    def slowness(self, following: str) -> tuple[Array, float]:
+        """The log by which each probe was slower than the device usually is, and last by which a
+        probe should be that follows and is slowed so; with the standard deviation of the last."""
+        belief, heat = self._likeliest_belief(), self._heat_covariance(following)
+        weights = np.linalg.solve(self._covariance(belief), heat[:-1])
+        variance = heat[-1, -1] - heat[-1, :-1] @ weights[:, -1]
+        mean = self._assumed_slowness(following) + weights.T @ self._residuals(belief)
+        return mean, sqrt(max(variance, 0.0))
 
-    def _seen(self) -> Indices:
+    def _likeliest_belief(self) -> Belief:
+        return max(self.beliefs, key=self._log_evidence)
+
+    def _log_evidence(self, belief: Belief) -> float:
+        """The log of how probable a belief is, given the probes, up to a constant."""
+        covariance, residuals = self._covariance(belief), self._residuals(belief)
+        _, log_det = np.linalg.slogdet(covariance)
+        fit = float(residuals @ np.linalg.solve(covariance, residuals))
+        return -0.5 * (fit + float(log_det)) - belief.unlikely
+
+    def _probed(self) -> Indices:
         return np.array(self.indices, dtype=np.intp)
 
-    def _gram(self, belief: Belief) -> Array:
+    def _log_prior(self, subset: Indices, belief: Belief) -> Array:
+        """The log of the prior of those candidates, with the delay of their exchanges."""
+        return np.asarray(np.log(self.prior[subset] + belief.delay * self.exchanges[subset]))
+
+    def _residuals(self, belief: Belief) -> Array:
+        """The log of measured over expected, had the device run as it usually does."""
+        expected = self._log_prior(self._probed(), belief)
+        return np.asarray(self.values - expected - self._assumed_slowness())
+
+    def _assumed_slowness(self, *following: str) -> Array:
+        """By how much slowed probes are assumed to be slower, and those that follow."""
+        slowed = np.array([*self.slowed, *following], dtype=bool)
+        return np.asarray(SLOWED * (slowed * 1.0 - bool(self.usual)))
+
+    def _covariance(self, belief: Belief) -> Array:
+        """The covariance of the probes: of their settings, their noise, and what slowed them."""
         by_others = np.array([slowed == "others" for slowed in self.slowed], dtype=bool)
         odd = CROWDED_SD * (by_others != (self.usual == "others"))
-        noise, seen = np.diag(np.square(self.noises) + 1e-8) + odd[:, None] * odd, self._seen()
-        noise += self._heat()
-        return np.asarray(self._kernel(seen[:, None], seen, belief) + noise)
+        noise = np.diag(np.square(self.noises) + 1e-8) + odd[:, None] * odd
+        probed = self._probed()
+        kernel = self._kernel(probed[:, None], probed, belief)
+        return np.asarray(kernel + noise + self._heat_covariance())
 
-    def _heat(self, *following: str) -> Array:
-        """What heat makes alike in the probes, by their order, and in those that follow."""
+    def _heat_covariance(self, *following: str) -> Array:
+        """What heat has in common for the probes, by their order, and for those that follow."""
         hot = HEAT_SD * np.array([s == "heat" for s in (*self.slowed, *following)], dtype=bool)
         order = np.arange(len(hot))
         return np.asarray(hot[:, None] * hot * np.exp(-abs(order[:, None] - order) / HEAT_PROBES))
 
-    def slowness(self, following: str) -> tuple[Array, float]:
-        """The log by which each probe was slower than the device usually is, and last by which one
-        should be that follows and is slowed so; with the standard deviation of that."""
-        belief, heat = self._belief(), self._heat(following)
-        solved = np.linalg.solve(self._gram(belief), heat[:-1])
-        left = heat[-1, -1] - heat[-1, :-1] @ solved[:, -1]
-        return self._assumed(following) + solved.T @ self._off(belief), sqrt(max(left, 0.0))
-
-    def _assumed(self, *following: str) -> Array:
-        """What is assumed of probes that were slowed, and of those that follow."""
-        slowed = np.array([*self.slowed, *following], dtype=bool)
-        return np.asarray(SLOWED * (slowed * 1.0 - bool(self.usual)))
-
-    def _belief(self) -> Belief:
-        """The most probable one, given the probes."""
-        return max(self.beliefs, key=self._evidence)
-
-    def _evidence(self, belief: Belief) -> float:
-        """The log of how probable a belief is, given the probes."""
-        gram, off = self._gram(belief), self._off(belief)
-        _, log_det = np.linalg.slogdet(gram)
-        fit = float(off @ np.linalg.solve(gram, off))
-        return -0.5 * (fit + float(log_det)) - belief.unlikely
-
     def _kernel(self, a: Indices, b: Indices, belief: Belief) -> Array:
-        """What each candidate of `a` has in common with that of `b`, whose shapes broadcast."""
+        """The covariance of each candidate of `a` with that of `b`, whose shapes broadcast."""
         scales, shares = belief.scales, self.fixed_share
-        total = sum(s**2 * (codes[a] == codes[b]) for s, codes in self._shared(scales))
+        total = sum(sd**2 * (codes[a] == codes[b]) for sd, codes in self._terms(scales))
         return np.asarray(total + scales.overhead**2 * shares[a] * shares[b])
 
-    def _shared(self, scales: KernelScales) -> Iterator[tuple[float, Indices]]:
-        """Each term that settings have in common whose codes are equal."""
+    def _terms(self, scales: KernelScales) -> Iterator[tuple[float, Indices]]:
+        """(standard deviation, codes) of each term: settings of equal codes have it in common."""
         yield scales.bias, np.zeros(len(self.arms), dtype=np.intp)
-        yield from ((scales.of_axis(axis), codes) for axis, codes in self.codes.items())
+        yield from ((scales.axis_sd(axis), codes) for axis, codes in self.codes.items())
         yield scales.compiled, self.compiled
         yield scales.fused, self.fused
         yield scales.kernels, self.kernels
@@ -200,13 +205,14 @@ class GaussianProcess:
         yield scales.nugget * sqrt(1 - RUNG_SHARE - FAMILY_SHARE), np.arange(len(self.arms))
 
 
-def _family(c: Candidate, axes: Iterable[str]) -> tuple[Hashable, ...]:
+def _family(setting: TrainSetting, axes: Iterable[str]) -> tuple[Hashable, ...]:
     """What the implementations of one optimizer share: they differ in its phase of a step only."""
-    values = (getattr(c.setting, axis) for axis in axes if axis != "optimizer")
-    return (*values, c.setting.optimizer_family)
+    values = (getattr(setting, axis) for axis in axes if axis != "optimizer")
+    return (*values, setting.optimizer_family)
 
 
 def _codes(values: Iterable[Hashable]) -> Indices:
+    """A number for each value, the same for equal ones."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(v, len(numbers)) for v in values], dtype=np.intp)
 
