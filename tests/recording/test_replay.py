@@ -228,11 +228,11 @@ import json, os, sys, time, torch
 from pydantic import TypeAdapter
 from planner.core.schema import Model, TrainSetting
 from planner.recording.step import steps_until_steady
-from planner.training.building import build_training, recipe_of
+from planner.training.building import add_recipe, build_training
 from planner.training.step import Training
 from planner.training.tasks.making import task_for
 model = TypeAdapter(Model).validate_json(sys.argv[1])
-setting = recipe_of(model, TrainSetting.model_validate_json(sys.argv[2]))
+setting = add_recipe(model, TrainSetting.model_validate_json(sys.argv[2]))
 rank = int(os.environ["LOCAL_RANK"])
 torch.cuda.set_device(rank)
 torch.distributed.init_process_group("nccl")
