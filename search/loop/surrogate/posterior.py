@@ -118,7 +118,7 @@ class Posterior:
             self.settled |= self._same_arm(index) & (record.status != "crashed")
         if record.status == "out_of_memory":
             self._learn_out_of_memory(index, record)
-        self.seconds.usual = usually_slowed_by(r for found in self.records.values() for r in found)
+        self.seconds.usual = usually_slowed_by(r for rs in self.records.values() for r in rs)
 
     def _learn_measured(self, index: int, record: MeasurementRecord) -> None:
         self.broken_parts.clear(index)
@@ -187,21 +187,21 @@ class Posterior:
     def contenders(self) -> dict[int, Contender]:
         """The candidates that ran and fit, by index, in the order of their first probes; on a hot
         device with what heat did to each probe."""
-        good = {
+        contenders = {
             i: Contender(records[0].setting, tuple(records))
             for i, records in self.records.items()
             if all(is_feasible(record, self.budget_bytes) for record in records)
         }
-        if good and self.seconds.usual == "heat":
-            slower, at = self.seconds.slowness("heat")[0][:-1], np.array(self.seconds.indices)
-            for i, c in good.items():
-                good[i] = replace(c, slower=tuple(np.exp(slower[at == i]).tolist()))
-        return good
+        if contenders and self.seconds.usual == "heat":
+            slower, probed = self.seconds.slowness("heat")[0][:-1], np.array(self.seconds.indices)
+            for i, c in contenders.items():
+                contenders[i] = replace(c, slower=tuple(np.exp(slower[probed == i]).tolist()))
+        return contenders
 
     def best(self) -> tuple[int, float] | None:
         """(index, images/s) of the fastest measured candidate that stays in the budget."""
         rates = [(i, c.rate) for i, c in self.contenders().items()]
-        return max(rates, key=lambda found: found[1], default=None)
+        return max(rates, key=lambda entry: entry[1], default=None)
 
     def expected(self, candidate: Candidate, phase: str) -> Expected | None:
         """What is expected of a probe of `candidate` now; None for a setting outside the space."""
@@ -265,25 +265,25 @@ _LEVERS = {field: TrainSetting.model_fields[field].default for field in _NEEDY}
 def shared_parts(setting: TrainSetting) -> dict[str, float]:
     """The parts that a setting uses and others too, with how probably each is broken."""
     mode = setting.compile
-    found = {setting.precision: NUMERIC, f"attention {setting.attention}": NUMERIC}
+    parts = {setting.precision: NUMERIC, f"attention {setting.attention}": NUMERIC}
     if setting.compiles:
-        found["the compiler"] = COMPILER
+        parts["the compiler"] = COMPILER
     if mode != "off":
-        found[f"compile {mode}"] = MODE
+        parts[f"compile {mode}"] = MODE
     if setting.checkpointing != "none":
         if mode != "off":
-            found["compiled checkpointing"] = CHECKPOINTING_COMPILED
-        found[f"checkpointing in {mode}"] = CHECKPOINTING_IN_MODE
+            parts["compiled checkpointing"] = CHECKPOINTING_COMPILED
+        parts[f"checkpointing in {mode}"] = CHECKPOINTING_IN_MODE
     if setting.optimizer_implementation != "foreach":
-        found[setting.optimizer] = OPTIMIZER
-    return found | dict.fromkeys(_levers(setting), LEVER)
+        parts[setting.optimizer] = OPTIMIZER
+    return parts | dict.fromkeys(_levers(setting), LEVER)
 
 
 def _levers(setting: TrainSetting) -> list[str]:
     """What else a setting needs that others do without."""
     used = [lever for lever, plain in _LEVERS.items() if getattr(setting, lever) != plain]
-    found = [f"{lever} {value_text(getattr(setting, lever))}" for lever in used]
-    return [*found, "fp8"] if setting.precision == "fp8" else found
+    names = [f"{lever} {value_text(getattr(setting, lever))}" for lever in used]
+    return [*names, "fp8"] if setting.precision == "fp8" else names
 
 
 class BrokenParts:
@@ -312,13 +312,13 @@ class BrokenParts:
     def probabilities(self) -> Array:
         """The probability that each candidate runs; 1 where no failure says anything of it."""
         broken = self._broken_probabilities()
-        found = np.ones(len(self.parts))
+        runs = np.ones(len(self.parts))
         for arm, parts in enumerate(self.parts):
             sound = max(0.0, 1.0 - sum(broken.get(part, 0.0) for part in parts))
             # How probably the rest of an arm runs that failed, if for no part's sake.
             rest = 1 - self._arm_broken(arm) / self._fails_alone(arm) if arm in self.failed else 1.0
-            found[arm] = sound * rest
-        return np.asarray(found[self.arms])
+            runs[arm] = sound * rest
+        return np.asarray(runs[self.arms])
 
     def _broken_probabilities(self) -> dict[str, float]:
         """Bayes' rule, up to three causes at once: how probably each part is broken. Failures that
@@ -327,19 +327,19 @@ class BrokenParts:
         broken: dict[str, float] = {}
         while left:
             shares = {part: share for suspects in left.values() for part, share in suspects.items()}
-            weight = {
+            weights = {
                 causes: prod(shares[part] for part in causes)
                 * prod(self._fails_alone(arm) for arm in left if not left[arm].keys() & set(causes))
                 for number in range(MOST_CAUSES + 1)
                 for causes in combinations(shares, number)
             }
-            total = sum(weight.values())
-            each = {p: sum(w for c, w in weight.items() if p in c) / total for p in shares}
-            worst = max(each, key=lambda part: each[part], default="")
-            if not worst or each[worst] < SURE:
-                return broken | each
-            broken[worst] = each[worst]
-            left = {arm: suspects for arm, suspects in left.items() if worst not in suspects}
+            total = sum(weights.values())
+            posterior = {p: sum(w for c, w in weights.items() if p in c) / total for p in shares}
+            likeliest = max(posterior, key=posterior.__getitem__, default="")
+            if not likeliest or posterior[likeliest] < SURE:
+                return broken | posterior
+            broken[likeliest] = posterior[likeliest]
+            left = {arm: suspects for arm, suspects in left.items() if likeliest not in suspects}
         return broken
 
     def _suspects(self, arm: int) -> dict[str, float]:

@@ -80,9 +80,9 @@ def compilation_of(setting: TrainSetting) -> Compilation:
 
 
 def kernels_of(setting: TrainSetting, axes: Iterable[str]) -> tuple[Hashable, ...]:
-    """What settings that differ in `axes` and the batch share whose graphs have most kernels in
-    common, in whatever compile mode: an optimizer steps outside of them but for adamw-8bit, and a
-    dynamic graph is of any batch."""
+    """What settings share whose graphs have most kernels in common, in whatever compile mode;
+    settings differ in `axes` and the batch. An optimizer steps outside of the graph, but for
+    adamw-8bit."""
     others = (axis for axis in axes if axis not in ("optimizer", "accumulate", "compile"))
     _, options, updates = compilation_of(setting)
     batch = setting.batch_size
@@ -91,7 +91,7 @@ def kernels_of(setting: TrainSetting, axes: Iterable[str]) -> tuple[Hashable, ..
 
 
 def graph_of(setting: TrainSetting, axes: Iterable[str]) -> tuple[Hashable, ...]:
-    """What those share that compile the same graph."""
+    """What settings share that compile the same graph."""
     return (setting.compile, *kernels_of(setting, axes))
 
 
@@ -107,13 +107,13 @@ def guess_compile_seconds(
     return {m: s + tuning * m.startswith("max-autotune") for m, s in seconds.items()}
 
 
-# and loses as much (0.9%, the mean of 180 simulated devices of f01384b, seeds from 1000).
 # How far off, in log terms. Judgements, not measurements: wide enough that a handful of probes
 # overrules them (the benchmark injects errors of 0 to 20% to see), and refitted as probes come.
 # That most of what a compiler gains is common to its modes and to attentions too is one of them:
 # over 192 simulated devices the mean loss of ten minutes fell from 3.5 to 2.5%. On an H100 it makes
 # a Swin-T 1.75 times as fast with fused attention and 1.80 with eager; 1.74 and 1.86 are predicted.
 # An arm's own was 0.06: with 0.04 a search without a budget ends after 9.0 probes in place of 10.5,
+# and loses as much (0.9%, the mean of 180 simulated devices of f01384b, seeds from 1000).
 # What a precision makes of an attention: torch has other kernels for it in each. With 0.15 for none
 # searches of hot devices lost 4.4% in nine of ten for 9.9, in other worlds as much (18 of each).
 ESTIMATED_SECONDS = KernelScales(
@@ -228,30 +228,30 @@ def estimated_prior(space: Space, model: Model, device: DeviceInfo, estimator: E
     for c in space.candidates:
         ladders.setdefault(c.arm, []).append(c.setting)
     lines = {
-        arm: [found for one in few_batches(ladder) if (found := estimator(model, one)) is not None]
+        arm: [e for setting in few_batches(ladder) if (e := estimator(model, setting)) is not None]
         for arm, ladder in ladders.items()
     }
-    known = [found for line in lines.values() for found in line]
-    if not known:
+    estimates = [estimate for line in lines.values() for estimate in line]
+    if not estimates:
         return generic
-    pairs = [(found, _generic_guess(found.setting, device)) for found in known]
-    size = median(estimate_bytes(found, device) / g.num_bytes for found, g in pairs)
+    pairs = [(estimate, _generic_guess(estimate.setting, device)) for estimate in estimates]
+    size = median(estimate_bytes(estimate, device) / g.num_bytes for estimate, g in pairs)
     timed = [e.throughput.step_seconds / g.seconds for e, g in pairs if e.throughput]
-    is_timed = len(timed) == len(known)
+    is_timed = len(timed) == len(estimates)
     time = median(timed) if is_timed else 1.0
     guesses = [Guess(time * g.seconds, size * g.num_bytes) for g in generic.guesses]
     for i, c in enumerate(space.candidates):
         if line := lines[c.arm]:
             seconds, batch = guesses[i].seconds, c.setting.batch_size
-            batches = [found.setting.batch_size for found in line]
+            batches = [estimate.setting.batch_size for estimate in line]
             if is_timed:
-                each = [_micro_batch_seconds(found) for found in line]
-                seconds = c.setting.accumulate * _on_line(batches, each, batch)
-            sizes = [estimate_bytes(found, device) for found in line]
-            guesses[i] = Guess(seconds, _on_line(batches, sizes, batch))
+                times = [_micro_batch_seconds(estimate) for estimate in line]
+                seconds = c.setting.accumulate * _interpolate(batches, times, batch)
+            sizes = [estimate_bytes(estimate, device) for estimate in line]
+            guesses[i] = Guess(seconds, _interpolate(batches, sizes, batch))
     several = any(c.setting.world_size > 1 for c in space.candidates)
     seconds_scales = SPREAD_SECONDS if several else ESTIMATED_SECONDS
-    throughput = known[0].throughput
+    throughput = estimates[0].throughput
     basis = throughput.basis if is_timed and throughput else "a guess, without rates of this device"
     return Prior(
         guesses=tuple(guesses),
@@ -269,12 +269,12 @@ def estimate_bytes(estimate: Estimate, device: DeviceInfo) -> int:
 
 
 def _micro_batch_seconds(estimate: Estimate) -> float:
-    """What is affine in the batch."""
+    """Seconds of one micro-batch, which are affine in its images."""
     assert estimate.throughput is not None
     return estimate.throughput.step_seconds / estimate.setting.accumulate
 
 
-def _on_line(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
+def _interpolate(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
     """The value at `x` of a line through points (by rising x), on with the slope of its ends;
     proportional where there is one point alone."""
     if len(xs) == 1:
@@ -301,10 +301,10 @@ class ProbeCosts:
 
     def observe(self, record: MeasurementRecord) -> None:
         """Learns from a probe that was measured, or that ended early for no fault of its own."""
-        what = compilation_of(record.setting)
+        compilation = compilation_of(record.setting)
         if record.status == "timed_out" and record.inconclusive and record.setting.compiles:
             # It would have taken longer: a search without a better guess doubles it.
-            self.compiled.setdefault(what, []).append(2 * record.probe_seconds)
+            self.compiled.setdefault(compilation, []).append(2 * record.probe_seconds)
         if record.status != "measured":
             return
         timed = sum(record.step_seconds)
@@ -314,26 +314,26 @@ class ProbeCosts:
         self.startup.append(max(record.probe_seconds - timed - compiling, 0.0))
         if record.compile_seconds is None:
             return
-        graph, kernels = (of(record.setting, self.axes) for of in (graph_of, kernels_of))
+        graph, kernels = (key(record.setting, self.axes) for key in (graph_of, kernels_of))
         if graph not in self.cached and FROM_CACHE not in record.flags:
-            is_alike = kernels in self.cached and not what.tuning(self.guessed)
+            is_alike = kernels in self.cached and not compilation.tuning(self.guessed)
             first = compiling / ALIKE_SHARE if is_alike else compiling
-            self.compiled.setdefault(what, []).append(first)
+            self.compiled.setdefault(compilation, []).append(first)
         self.cached |= {graph, kernels}
 
-    def compile_seconds(self, what: Compilation) -> float:
-        """The median so far of what is compiled alike; else the guess, as far off as those of what
-        was compiled were, but for the seconds of autotuning: those pass on the device, and another
-        mode says nothing of it."""
-        if what in self.compiled:
-            return median(self.compiled[what])
-        if what.updates and what.mode != "off":
-            only = compilation_of(TrainSetting(optimizer="adamw-8bit"))
-            return sum(map(self.compile_seconds, (what._replace(updates=False), only)))
-        known = [(median(found), each.guess(self.guessed)) for each, found in self.compiled.items()]
-        off = [seconds / guess for seconds, guess in known if guess]
-        tuning = what.tuning(self.guessed)
-        return (what.guess(self.guessed) - tuning) * (median(off) if off else 1.0) + tuning
+    def compile_seconds(self, compilation: Compilation) -> float:
+        """The median of equal compilations so far; else the guess, times what the others took of
+        theirs. The seconds of autotuning stay as guessed: they pass on the device, and another mode
+        says nothing of it."""
+        if compilation in self.compiled:
+            return median(self.compiled[compilation])
+        if compilation.updates and compilation.mode != "off":
+            updates = compilation_of(TrainSetting(optimizer="adamw-8bit"))
+            return sum(map(self.compile_seconds, (compilation._replace(updates=False), updates)))
+        pairs = [(median(seconds), c.guess(self.guessed)) for c, seconds in self.compiled.items()]
+        ratios = [seconds / guess for seconds, guess in pairs if guess]
+        tuning = compilation.tuning(self.guessed)
+        return (compilation.guess(self.guessed) - tuning) * median(ratios or [1.0]) + tuning
 
     def probing(self, log_step_seconds: Array) -> Array:
         """Expected seconds of a whole probe of each candidate, given the log of its step's."""
@@ -344,12 +344,12 @@ class ProbeCosts:
 
     def _compiling_now(self) -> Array:
         """Expected seconds of compiling each candidate, with what the caches hold by now."""
-        first = {what: self.compile_seconds(what) for what in set(self.compilations)}
-        seconds = np.array([first[what] for what in self.compilations])
-        for i, what in enumerate(self.compilations):
+        first = {c: self.compile_seconds(c) for c in set(self.compilations)}
+        seconds = np.array([first[c] for c in self.compilations])
+        for i, compilation in enumerate(self.compilations):
             if self.graphs[i] in self.cached:
                 seconds[i] *= AGAIN_SHARE
             elif self.kernels[i] in self.cached:
-                tuning = min(what.tuning(self.guessed), seconds[i])
+                tuning = min(compilation.tuning(self.guessed), seconds[i])
                 seconds[i] = tuning + ALIKE_SHARE * (seconds[i] - tuning)
         return seconds
