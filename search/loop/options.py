@@ -1,5 +1,5 @@
-"""What a search may be asked, beyond the model: each option is declared once, in `SearchOptions`,
-from which `tune` and the command both take it. A result keeps what is not a default."""
+"""The options of a search, beyond the model. Each is declared once, in `SearchOptions`: `tune` and
+the command take it from there. A result keeps the ones that are not defaults."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -31,11 +31,11 @@ MANY = 1 << 40
 SEARCH, DEVICE = "Search", "Device"  # headings of --help
 
 
-# How a value is read, as Python has it or as it is typed.
+# Readers of values, given in Python or as they are typed.
 
 
 def read_base(base: TrainSetting | Mapping[str, Any] | None) -> TrainSetting:
-    """The setting that all probes share, or its fields. Raises UsageError."""
+    """The setting that all probes share, from a setting or its fields. Raises UsageError."""
     if isinstance(base, TrainSetting):
         return base
     setting = parse(TrainSetting, {} if base is None else base, "base")
@@ -49,43 +49,44 @@ def read_base(base: TrainSetting | Mapping[str, Any] | None) -> TrainSetting:
 
 
 def changed_fields(setting: TrainSetting) -> dict[str, object]:
-    """Those that are not the defaults."""
+    """The fields that are not at their defaults."""
     return setting.differences(TrainSetting())
 
 
 def held_fields(base: TrainSetting) -> dict[str, object]:
-    """Of the changed ones those that hold for every probe."""
+    """The changed fields that hold for every probe."""
     return {f: v for f, v in changed_fields(base).items() if f == "optimizer" or f not in AXES}
 
 
 def read_restrictions(restrict: Any) -> Restriction:
-    """The values that each axis is held to; one may stand by itself. Raises UsageError."""
+    """The values to which each axis is restricted; a single one needs no sequence. Raises
+    UsageError."""
     restrict = {} if restrict is None else restrict
     is_none = not isinstance(restrict, Mapping)
     refuse_if(is_none, f"restrict names values by axis, and {shorten(restrict)} does not.", "")
-    return {axis: read_values(axis, given) for axis, given in restrict.items()}
+    return {axis: read_values(axis, values) for axis, values in restrict.items()}
 
 
 def read_start(start: TrainSetting | Mapping[str, Any] | str) -> TrainSetting:
-    """The setting to begin with: its fields, also as `batch_size=32,checkpointing=stages:0,1`.
-    Raises UsageError."""
+    """The setting to begin with, from its fields or a text as
+    `batch_size=32,checkpointing=stages:0,1`. Raises UsageError."""
     if isinstance(start, str):
         parts = re.split(r",(?=\w+=)", start)  # a comma may be part of a value
         start = dict(part.strip().partition("=")[::2] for part in parts)
     return read_setting(start, {})
 
 
-def read_seconds(given: Any) -> Any:
-    """Of a duration, or none. Raises UsageError."""
-    if not isinstance(given, str):
-        return given
-    return None if given.strip().lower() == "none" else parse_seconds(given)
+def read_seconds(value: Any) -> Any:
+    """The seconds of a duration; None for `none`. Raises UsageError."""
+    if not isinstance(value, str):
+        return value
+    return None if value.strip().lower() == "none" else parse_seconds(value)
 
 
 def hidden_password(storage: str) -> str:
     """A storage's address that can be printed: `postgresql://user:***@host/db`."""
     shown = re.sub(r"://([^:]*):.*@", r"://\1:***@", storage)
-    # A password may hide among the options too.
+    # The options may hold a password too.
     return shown if shown.startswith("sqlite") else re.sub(r"\?.*", "?…", shown)
 
 
@@ -96,7 +97,7 @@ def _checked_allocator(options: str) -> str:
 
 Sizes = Annotated[
     tuple[Count, ...],
-    BeforeValidator(lambda given: (given,) if isinstance(given, int | str) else given),
+    BeforeValidator(lambda value: (value,) if isinstance(value, int | str) else value),
     Field(min_length=1),
 ]
 Base = Annotated[TrainSetting, BeforeValidator(read_base), PlainSerializer(held_fields)]
@@ -106,7 +107,7 @@ Bytes = Annotated[int, BeforeValidator(read_memory)]
 Allocator = Annotated[str, BeforeValidator(_checked_allocator)]
 Share = Annotated[
     float,
-    BeforeValidator(lambda given: parse_percent(given) if isinstance(given, str) else given),
+    BeforeValidator(lambda value: parse_percent(value) if isinstance(value, str) else value),
     Field(ge=0, lt=1),
 ]
 Probes = Annotated[int, Field(ge=0, le=MANY)]
@@ -115,12 +116,12 @@ Time = Annotated[
 ]
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 Storage = Annotated[Name, PlainSerializer(hidden_password)]
-Folder = Annotated[Path, BeforeValidator(lambda given: named_path(given, "output"))]
-Data = Annotated[str, BeforeValidator(lambda given: str(named_path(given, "data")))]
+Folder = Annotated[Path, BeforeValidator(lambda value: named_path(value, "output"))]
+Data = Annotated[str, BeforeValidator(lambda value: str(named_path(value, "data")))]
 
 
 class SearchOptions(BaseModel):
-    """What `tune` was asked, beyond the model; the fields are its parameters."""
+    """The options of `tune`, beyond the model; the fields are its parameters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -180,12 +181,12 @@ class SearchOptions(BaseModel):
 
     @property
     def kept(self) -> dict[str, JsonValue]:
-        """What is not a default. A password in the storage's address is not kept."""
+        """The options that are not defaults; a password in the storage's address is left out."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
     @property
     def asked(self) -> TrainSetting:
-        """The setting the person would have used: what the learning rate is compared with."""
+        """The setting that the person would have used, with which the learning rate is compared."""
         if self.global_batch:
             size = self.global_batch // self.base.world_size
             return self.base.model_copy(update={"batch_size": size, "accumulate": 1})
@@ -195,13 +196,14 @@ class SearchOptions(BaseModel):
 
     @property
     def chose_batch(self) -> bool:
-        """Whether one batch was named, by itself or as images of a step."""
+        """Whether a single batch was named, by itself or as the images of a step."""
         is_one = len(self.batch_size or ()) == 1 or "batch_size" in self.base.model_fields_set
         return is_one or self.global_batch is not None
 
     @model_validator(mode="after")
     def _spread(self) -> Self:
-        """`base` over the devices that were asked for: under DDP, unless it was said how."""
+        """Spreads `base` over the devices that were asked for: under DDP, unless a way was
+        named."""
         faults = [*self._conflicts()]
         if faults:
             raise CrossFieldError(faults)
@@ -217,46 +219,46 @@ class SearchOptions(BaseModel):
     def _conflicts(self) -> Iterator[Fault]:
         base, gpus = self.base, self.gpus or 1
         if self.global_batch is not None and base.accumulate != 1:
-            said = "accumulate follows from global_batch and the micro-batch: omit one of them"
-            yield Fault(("global_batch", "base"), said)
+            message = "accumulate follows from global_batch and the micro-batch: omit one of them"
+            yield Fault(("global_batch", "base"), message)
         if self.gpus is not None and base.world_size not in (1, gpus):
-            said = f"gpus is {gpus}, and base has world_size {base.world_size}: omit one"
-            yield Fault(("gpus", "base"), said)
+            message = f"gpus is {gpus}, and base has world_size {base.world_size}: omit one"
+            yield Fault(("gpus", "base"), message)
         if gpus > 1 and "none" in self.restrict.get("parallelism", ()):
-            said = f"parallelism none trains {gpus} models, and not one on {gpus} GPUs: omit one"
-            yield Fault(("gpus", "restrict"), said)
+            message = f"parallelism none trains {gpus} models, and not one on {gpus} GPUs: omit one"
+            yield Fault(("gpus", "restrict"), message)
 
 
-def read_options(given: Mapping[str, Any]) -> SearchOptions:
-    """The options that keywords of `tune` mean, or that a result keeps. Raises UsageError: of what
-    cannot be read at all by itself, of what is out of its bounds or contradictory with all."""
-    known = SearchOptions.model_fields
-    field = next((f for f in given if f not in known and f in TrainSetting.model_fields), None)
+def read_options(options: Mapping[str, Any]) -> SearchOptions:
+    """The options that keywords of `tune` mean, or that a result keeps. Raises UsageError: at once
+    for a value that cannot be read, with all faults for values out of bounds or contradictory."""
+    fields = SearchOptions.model_fields
+    field = next((f for f in options if f not in fields and f in TrainSetting.model_fields), None)
     where = "restrict" if field in AXES else "base"
     law = f"{field} is a field of a setting, which a search varies or holds."
     refuse_if(field is not None, law, f"Write {where}={{{field!r}: …}}.")
-    return parse(SearchOptions, given, "the search")
+    return parse(SearchOptions, options, "the search")
 
 
 def begin_at(
-    found: Predicted, typed: Mapping[str, Any], fixed: Mapping[str, str]
+    predicted: Predicted, typed: Mapping[str, Any], fixed: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The keywords of a search that begins at a predicted setting; those that were `typed` win, and
-    what is `fixed` for every setting. Raises UsageError."""
-    setting = found.setting.without_recipe(isinstance(found.model, SwinConfig))
+    """The keywords of a search that begins at a predicted setting. Options that were `typed` win,
+    as do fields that are `fixed` for every setting. Raises UsageError."""
+    setting = predicted.setting.without_recipe(isinstance(predicted.model, SwinConfig))
     sized = typed["batch_size"] is not None or "global_batch" in typed
-    share = None if sized or "accumulate" in fixed else found.share
-    gone = {*AXES, "batch_size", *({"accumulate"} if sized or share else ())}
-    if "gpus" in typed or "world_size" in fixed:  # spread as it is typed
-        gone |= set(Distribution.model_fields)
-    base = {**setting.model_dump(exclude=gone), **fixed}
+    share = None if sized or "accumulate" in fixed else predicted.share
+    left_out = {*AXES, "batch_size", *({"accumulate"} if sized or share else ())}
+    if "gpus" in typed or "world_size" in fixed:  # the devices are as typed
+        left_out |= set(Distribution.model_fields)
+    base = {**setting.model_dump(exclude=left_out), **fixed}
     if setting.optimizer_implementation in ("foreach", "fused"):
         base["optimizer"] = setting.optimizer_family
     limits = {
-        "memory_bytes": found.memory_bytes,
-        "allocator": found.allocator,
+        "memory_bytes": predicted.memory_bytes,
+        "allocator": predicted.allocator,
         "global_batch": share and share * setting.world_size,
-        "start": None if found.shortfall else setting.model_dump(include={*AXES, "batch_size"}),
+        "start": None if predicted.shortfall else setting.model_dump(include={*AXES, "batch_size"}),
     }
-    given = {name: value for name, value in limits.items() if value is not None}
-    return {**given, **typed, "base": parse(TrainSetting, base, found.source)}
+    keywords = {name: value for name, value in limits.items() if value is not None}
+    return {**keywords, **typed, "base": parse(TrainSetting, base, predicted.source)}

@@ -1,8 +1,6 @@
-"""Probes on a device, as a session asks for them: within which memory, what is said of each while
-it goes on, and the signals that end them.
-
-Of signals the first ends the search, and what was measured is kept; a second Ctrl-C ends it at
-once.
+"""Probes on a device, as a search makes them: the memory that they may take, the progress that they
+report, and the signals that end them. The first signal ends the search and keeps what was measured;
+a second Ctrl-C ends it at once.
 """
 
 from __future__ import annotations
@@ -22,32 +20,31 @@ from planner.core.units import format_bytes, format_seconds
 from planner.report.searches import memory_text
 from planner.report.text import describe_setting
 from search.loop.options import SearchOptions
-from search.loop.space import Candidate, Choice
+from search.loop.space import Candidate, Pick
 from search.probe.device import MemoryInUse
 from search.probe.parent import STEP_MODULES, ForkServer, ProbeEvent, run_probe
 from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
 
-FIRST_SHARE = 0.1  # of the time left, that the steps of the first probe are timed for at most
+FIRST_SHARE = 0.1  # of the time left: the steps of the first probe are timed for at most that
 
 
 class Prober(Protocol):
-    """Runs one probe to its end, whatever that is, within `deadline_seconds`."""
+    """Runs one probe to its end, whatever it is, within `deadline_seconds`."""
 
     def __call__(
-        self, choice: Choice, probe_id: str, deadline_seconds: float
+        self, choice: Pick, probe_id: str, deadline_seconds: float
     ) -> MeasurementRecord: ...
 
 
 class DeviceProber:
     """Runs probes on a device, each in a worker process of its own.
 
-    `described` is the device as the study knows it: its `memory_cap_bytes` is an emulation that was
-    asked for, whereas `cap_bytes` also keeps a probe on the CPU within the memory that is free.
+    `described` is the device as the study has it. Its `memory_cap_bytes` emulates a smaller device;
+    `cap_bytes` also keeps a probe on the CPU within the memory that is free. `on_result` receives
+    what a worker measured before its process has ended.
 
-    `on_result` is told what a worker measured before its process has ended.
-
-    Workers are forked from one process that has imported torch and the model's library. It begins
-    to when this is entered as a context, beside whatever its maker does before the first probe.
+    Workers are forked from one process that imports torch and the model's library. That begins when
+    this context is entered, beside what the caller does before the first probe.
     """
 
     on_result: Callable[[MeasurementRecord], None] | None = None
@@ -66,7 +63,7 @@ class DeviceProber:
     def __exit__(self, *_: object) -> None:
         self.fork_server.close()
 
-    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    def __call__(self, choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         request = ProbeRequest(
             probe_id=probe_id,
             model=self.model,
@@ -85,12 +82,12 @@ class DeviceProber:
             fork_server=self.fork_server,
         )
 
-    def _timing(self, choice: Choice, deadline_seconds: float) -> dict[str, float]:
-        """What is probed once more is timed for longer where clocks drift: on a GPU. The
-        first probe of a short budget leaves time for others."""
+    def _timing(self, choice: Pick, deadline_seconds: float) -> dict[str, float]:
+        """Limits of timing: longer for a setting that is probed once more on a GPU, whose clocks
+        drift; shorter for the first probe of a short budget, which leaves time for others."""
         if choice.phase == "calibrate":
-            most = ProbeRequest.model_fields["max_measure_seconds"].default
-            return {"max_measure_seconds": min(most, FIRST_SHARE * deadline_seconds)}
+            usual = ProbeRequest.model_fields["max_measure_seconds"].default
+            return {"max_measure_seconds": min(usual, FIRST_SHARE * deadline_seconds)}
         if choice.phase == "finalists" and self.device != "cpu":
             return {"min_measure_seconds": FINALIST_SECONDS}
         return {}
@@ -106,10 +103,11 @@ class DeviceProber:
 
 @dataclass(frozen=True)
 class Progress:
-    """`kind` is note, start, step or end; `record` is there at an end, `best` is the best so far.
-    `phase` is the search's, and of a step its worker's. Times in seconds; `probe` counts from 1,
-    `num_probes` None is no limit. A start says when the probe is given up on (`deadline_seconds`),
-    a step how many took `step_seconds` each."""
+    """An event of a search. Its `kind` is note, start, step or end.
+
+    `phase` is the search's, at a step the worker's. `probe` counts from 1, of `num_probes` (None:
+    no limit). A start has the `deadline_seconds` after which the probe is given up, a step the
+    `num_steps` that took `step_seconds` each, an end the `record`. `best` is the best so far."""
 
     kind: str
     text: str = ""
@@ -129,13 +127,13 @@ OnProgress = Callable[[Progress], None]
 
 
 def note_taker(on_progress: OnProgress) -> Callable[[str], None]:
-    """What shows a line of text as progress."""
+    """A function that reports a line of text as progress."""
     return lambda text: on_progress(Progress("note", text))
 
 
 def progress_line(progress: Progress) -> str:
-    """Phase, probe n of N, the setting, what it found, the best so far, time left; "" for what is
-    no line of its own."""
+    """An event as a line: phase, probe n of N, the setting, what it found, the best so far, the
+    time left. "" for a step, which has no line of its own."""
     if progress.kind == "note":
         return progress.text
     if progress.kind not in ("start", "end") or progress.candidate is None:
@@ -154,12 +152,12 @@ def progress_line(progress: Progress) -> str:
 
 
 def rate_text(record: MeasurementRecord) -> str:
-    """What a probe that was measured reached."""
+    """The rate of a measured probe."""
     return f"{record.images_per_second or 0:.4g} {record.counts}/s"
 
 
 def _outcome(record: MeasurementRecord) -> str:
-    """What a probe found, or how it ended instead."""
+    """What a probe found, or how else it ended."""
     if record.status != "measured" or record.images_per_second is None:
         reason = record.message.splitlines()[0][:100] if record.message else ""
         return record.status.replace("_", " ") + (f" ({reason})" if reason else "")
@@ -168,8 +166,8 @@ def _outcome(record: MeasurementRecord) -> str:
 
 
 def expected_text(record: MeasurementRecord) -> str:
-    """The rate that the search expected, once probes had taught it something; else "": a guess
-    before any of them says nothing of the search."""
+    """The rate that the search expected once it had learned from probes; else "", since a guess
+    before that tells nothing of the search."""
     expected = record.expected
     if expected is None or expected.basis != "probes" or expected.images_per_second is None:
         return ""
@@ -184,9 +182,9 @@ ENDINGS = {
 
 
 class Interrupts:
-    """The signals heard. The first raises KeyboardInterrupt, unless they are held: then it is seen
-    where the next `interruptible` part would begin. Python drops what is raised in a destructor,
-    wherever it happened to collect: that is seen there too."""
+    """The signals that came. The first raises KeyboardInterrupt, unless signals are held: then the
+    next `interruptible` part raises it. So it does if Python dropped the exception, as it does with
+    one that is raised in a destructor."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -205,7 +203,7 @@ class Interrupts:
 
     @property
     def exit_status(self) -> int:
-        """As shells count a process that was ended by a signal."""
+        """The exit status of a process that a signal ended, as shells count it."""
         return 128 + (self.number or signal.SIGINT)
 
 
@@ -214,11 +212,9 @@ _active: list[Interrupts] = []
 
 @contextmanager
 def handle_signals(*numbers: signal.Signals) -> Iterator[Interrupts]:
-    """Hears `numbers` until it is left; within another, that one goes on hearing.
-
+    """Within, handles the signals `numbers`; nested in another such context, the outer one does.
     Signals that somebody else handles, or that are ignored (`nohup`), are left alone, and so are
-    all outside the main thread, where Python lets no one handle them.
-    """
+    all of them outside the main thread, where Python handles none."""
     if _active:
         yield _active[-1]
         return
@@ -239,7 +235,7 @@ def handle_signals(*numbers: signal.Signals) -> Iterator[Interrupts]:
 
 
 def ending() -> str:
-    """Why a search ended that a KeyboardInterrupt has ended."""
+    """Why a search ended that was ended by a KeyboardInterrupt."""
     return _active[-1].ending if _active else ENDINGS[signal.SIGINT]
 
 
@@ -250,7 +246,7 @@ def is_ending() -> bool:
 
 @contextmanager
 def held(is_held: bool = True) -> Iterator[None]:
-    """What is done in here is done whole, but for what is `interruptible` in it."""
+    """Within, signals are held, except in parts that are `interruptible`."""
     interrupts = _active[-1] if _active else Interrupts()
     before, interrupts.is_held = interrupts.is_held, is_held
     try:
@@ -262,14 +258,14 @@ def held(is_held: bool = True) -> Iterator[None]:
 
 
 def interruptible() -> AbstractContextManager[None]:
-    """A signal that comes in here, or came while signals were held, raises KeyboardInterrupt."""
+    """Within, a signal raises KeyboardInterrupt, also one that came while signals were held."""
     return held(False)
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory to search in: bytes a setting may take, what a probe is capped to (None: not), and
-    what is to be said about it."""
+    """The memory to search in: the bytes that a setting may take, the cap of a probe (None: none),
+    and notes."""
 
     budget_bytes: int | None
     cap_bytes: int | None
@@ -279,16 +275,15 @@ class MemoryBudget:
 def find_budget(
     device: DeviceInfo, in_use: MemoryInUse | None, options: SearchOptions, ranks: int = 1
 ) -> MemoryBudget:
-    """What memory there is for a setting: of the device or the size emulated, less what other
-    processes hold (`in_use`, None where nobody says) and the headroom. `ranks` on the CPU share its
-    memory."""
+    """The memory for a setting: the device's or the emulated size, less what other processes hold
+    (`in_use`, None where that is not known) and the headroom. On the CPU `ranks` share it."""
     total = in_use.total_bytes if in_use else device.total_bytes
     used = in_use.used_bytes if in_use else 0
     free = in_use.free_bytes if in_use else total
-    notes, what = [], " of this machine's memory" if device.kind == "cpu" else ""
+    notes, which = [], " of this machine's memory" if device.kind == "cpu" else ""
     if used > noteworthy_bytes(total):
         notes.append(
-            f"Other processes hold {format_bytes(used)} of {format_bytes(total)}{what}: "
+            f"Other processes hold {format_bytes(used)} of {format_bytes(total)}{which}: "
             f"{format_bytes(free)} are left."
         )
     if device.kind == "cpu" and ranks > 1:
@@ -313,7 +308,8 @@ def find_budget(
 
 
 def less_headroom(limit_bytes: int, headroom: float) -> int:
-    """What a setting may take of `limit_bytes`. Raises UsageError where that is nothing."""
+    """The bytes of `limit_bytes` that a setting may take. Raises UsageError where there are
+    none."""
     budget = int(limit_bytes * (1 - headroom))
     if budget <= 0:
         raise UsageError(

@@ -1,4 +1,5 @@
-"""From the probes to the setting to use: the fastest that was measured in the budget."""
+"""From the probes to the recommendation: the fastest setting that was measured within the budget,
+and what to know beside it."""
 
 from __future__ import annotations
 
@@ -17,16 +18,20 @@ from search.loop.space import candidate, simplicity
 from search.probe.evidence import price_of_compiling, usual
 
 MAX_RUNNERS_UP = 5
-# Of the best rate, that a simpler setting may cost to be worth a note: a judgement.
+# A simpler setting is worth a note if it costs at most this share of the best rate: a judgement.
 SIMPLER_COSTS = 0.01
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a search did. `ran` is what ran within the budget, `asked` the setting the person would
-    have used (None where its batch was not chosen), `plain_arm` the arm of the plain default, None
-    where it was left out. `least_bytes` is what the smallest setting should need. `untried` are
-    compile modes that the budget ended before, with the seconds each takes."""
+    """What a search did.
+
+    - `ran`: the settings that ran within the budget.
+    - `asked`: the setting that the person would have used; None where its batch was not chosen.
+    - `plain_arm`: the arm of the plain default; None where restrictions leave it out.
+    - `least_bytes`: what the smallest setting should need.
+    - `untried`: compile modes for which the budget had no time, with the seconds that each takes.
+    """
 
     model: Model
     device: DeviceInfo
@@ -44,7 +49,8 @@ class Summary:
 
 
 def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recommendation:
-    """The recommendation that the records prove; `nothing_fits` with advice where none does."""
+    """The recommendation that the records prove: `nothing_fits` with advice where no setting
+    ran."""
     common = {
         "model": summary.model,
         "device": summary.device,
@@ -59,9 +65,9 @@ def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recomme
             status="nothing_fits", setting=None, evidence=None, notes=summary.notes,
             advice=_advice(records, summary), **common,
         )  # fmt: skip
-    found = sorted(summary.ran, key=lambda c: -c.rate)
-    best, *others = found
-    of_plain = (c for c in found if candidate(c.setting).arm == summary.plain_arm)
+    ranking = sorted(summary.ran, key=lambda c: -c.rate)
+    best, *others = ranking
+    of_plain = (c for c in ranking if candidate(c.setting).arm == summary.plain_arm)
     plain = max(of_plain, key=lambda c: c.rate, default=None)
     return Recommendation(
         status="recommended",
@@ -71,7 +77,7 @@ def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recomme
         baseline=plain.evidence if plain else None,
         gain=best.rate / plain.rate if plain and summary.plain_is_at_its_best else None,
         notes=notes_on(
-            best, found, summary.notes, summary.asked, summary.untried,
+            best, ranking, summary.notes, summary.asked, summary.untried,
             _without_gain(plain, summary),
         ),
         **common,
@@ -79,7 +85,7 @@ def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recomme
 
 
 def _without_gain(plain: Contender | None, summary: Summary) -> str:
-    """Why no gain is told: it is that over the plain default at its best batch, or none."""
+    """Why no gain is given: a gain is that over the plain default at its best batch, or none."""
     if summary.plain_arm is None:
         return "The plain default (fp32, eager, no checkpointing) was excluded: no gain is told."
     if plain is None or summary.plain_is_at_its_best:
@@ -91,7 +97,7 @@ def _without_gain(plain: Contender | None, summary: Summary) -> str:
 
 
 def _advice(records: Sequence[MeasurementRecord], summary: Summary) -> str:
-    """What would make it fit, from how the probes (or the estimate) failed."""
+    """What to do where no setting ran, by how the probes ended."""
     if records and all(r.cut_short for r in records):
         phase = records[-1].phase
         last = f" (the last was at: {phase})" if phase else ""
@@ -138,39 +144,39 @@ def _advice(records: Sequence[MeasurementRecord], summary: Summary) -> str:
 
 
 def how_ended(records: Sequence[MeasurementRecord]) -> str:
-    """For probes of which none ended well."""
+    """How probes ended, none of them well."""
     ends = Counter(record.status.replace("_", " ") for record in records)
     listed = ", ".join(f"{count} {status}" for status, count in ends.items())
     last = next((r.message for r in reversed(records) if r.message), "")
     return f"No probe ended well ({listed}). The last said: {last or 'nothing'}"
 
 
-# What to know beside it: a line for each thing.
+# Notes: a line for each.
 
 
 def notes_on(
-    best: Contender, found: Sequence[Contender], said: Sequence[str], asked: TrainSetting | None,
-    untried: Mapping[str, float], without_gain: str,
+    best: Contender, ranking: Sequence[Contender], search_notes: Sequence[str],
+    asked: TrainSetting | None, untried: Mapping[str, float], without_gain: str,
 ) -> tuple[str, ...]:  # fmt: skip
-    """What to know about the best setting, against the others that fit, fastest first: what
-    disturbed it, then what was `said` of the whole search."""
+    """What to know about the best setting of a `ranking`, fastest first: what disturbed its probes,
+    then the notes on the whole search, then how it compares with the others."""
     notes = (
         _flags_note(best),
-        *said,
+        *search_notes,
         without_gain,
         _learning_rate_note(best.setting, asked),
-        _compile_note(best, found),
+        _compile_note(best, ranking),
         _untried_note(untried),
-        _simpler_note(best, found),
+        _simpler_note(best, ranking),
         _heat_note(best),
     )
     return tuple(note for note in notes if note)
 
 
-def _simpler_note(best: Contender, found: Sequence[Contender]) -> str:
-    """Of the simplest that is at most 1% slower than the best."""
-    level = [c for c in found if c.rate >= best.rate * (1 - SIMPLER_COSTS)]
-    simplest = min(level, key=lambda c: simplicity(c.setting))
+def _simpler_note(best: Contender, ranking: Sequence[Contender]) -> str:
+    """On the simplest setting that is at most 1% slower than the best."""
+    as_fast = [c for c in ranking if c.rate >= best.rate * (1 - SIMPLER_COSTS)]
+    simplest = min(as_fast, key=lambda c: simplicity(c.setting))
     if simplicity(simplest.setting)[:-2] >= simplicity(best.setting)[:-2]:
         return ""
     other = describe_changes(simplest.setting, best.setting)
@@ -188,12 +194,12 @@ def _heat_note(best: Contender) -> str:
     )
 
 
-def _compile_note(best: Contender, found: Sequence[Contender]) -> str:
-    eager = next((c for c in found if c.setting.compile == "off"), None)
+def _compile_note(best: Contender, ranking: Sequence[Contender]) -> str:
+    eager = next((c for c in ranking if c.setting.compile == "off"), None)
     if best.setting.compile == "off" or eager is None:
         return ""
     spent = format_seconds(best.compile_seconds)
-    gained = 1 / eager.rate - 1 / best.rate  # seconds of an image
+    gained = 1 / eager.rate - 1 / best.rate  # seconds for each image
     if gained <= 0:
         return f"Compiling takes {spent} and is not faster than the best eager setting."
     steps = max(1, round(best.compile_seconds / (gained * best.images)))
@@ -204,7 +210,7 @@ def _compile_note(best: Contender, found: Sequence[Contender]) -> str:
 
 
 def _learning_rate_note(setting: TrainSetting, asked: TrainSetting | None) -> str:
-    """The usual rules, given and not applied: schedules are the person's."""
+    """The usual rules for the learning rate, which are not applied: schedules are the person's."""
     new, old = setting.global_batch, asked.global_batch if asked else None
     if old is None:
         return (
@@ -227,7 +233,7 @@ def _flags_note(best: Contender) -> str:
 
 
 def _untried_note(seconds: Mapping[str, float]) -> str:
-    """The compile modes that the budget ended before, and how long each takes."""
+    """On the compile modes for which the budget had no time."""
     waits = [f"{mode} (about {format_seconds(took)})" for mode, took in seconds.items()]
     if not waits:
         return ""
@@ -239,9 +245,9 @@ def _untried_note(seconds: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Contender:
-    """A setting with all its measured probes. Rates are images/s of one device, of the probes on it
-    as it usually runs. On a device that usually is throttled, `slower` says how many times as long
-    each record's steps took for its heat: rates are then those at one heat."""
+    """A setting with all its measured probes. Rates are in images/s of one device, from the probes
+    of the device as it usually runs. Where it usually is throttled, heat made the steps of each
+    record `slower` times as long, and rates are those at one heat."""
 
     setting: TrainSetting
     records: tuple[MeasurementRecord, ...]
@@ -249,7 +255,7 @@ class Contender:
 
     @property
     def images(self) -> int:
-        """In one optimizer step."""
+        """The images of one optimizer step."""
         return self.setting.batch_size * self.setting.accumulate
 
     @property
@@ -258,7 +264,7 @@ class Contender:
 
     @property
     def evidence(self) -> MeasurementRecord:
-        """The record that stands for it."""
+        """The record that stands for the setting."""
         return self.judged[0]
 
     @property

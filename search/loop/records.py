@@ -1,5 +1,5 @@
-"""What a search leaves on disk: a folder with its recommendation and its records, one JSON line
-each, appended and never rewritten; and who is at it or at a GPU, as two are in each other's way.
+"""What a search leaves on disk: a folder with its recommendation and its records, a JSON line each,
+appended and never rewritten; and locks, since two tuners of one folder or GPU disturb each other.
 """
 
 import contextlib
@@ -18,29 +18,27 @@ from planner.core.errors import PlannerError, UsageError, shorten
 from planner.core.files import way_to_write, write_whole
 from planner.core.schema.record import RECORD_FORMAT, MeasurementRecord
 
-# How older planners began what measures no setting: it is passed over.
+# Older planners began a line so that measures no setting: it is passed over.
 OBSERVATION = b'{"observation":'
 
 
 @dataclass(frozen=True)
 class RecordFile:
-    """The records of a file up to its first fault; `fault` says what is wrong and where, "" if
-    nothing is."""
+    """The records of a file up to its first fault; `fault` says what is wrong and where, "" where
+    nothing is wrong."""
 
     records: tuple[MeasurementRecord, ...]
     fault: str = ""
 
 
 class RecordsNotWrittenError(PlannerError):
-    """A record could not be put on disk (a full disk, a file that cannot be written)."""
+    """A record cannot be written: the disk is full, or the file cannot be opened."""
 
 
 def read_records(path: Path | str) -> RecordFile:
-    """All records of `path` in order, up to the first line that is not one.
-
-    A missing file has none. A last line without its newline is a torn write: it counts when it is
-    whole, and is a fault when it is not. Raises PlannerError where the file cannot be read.
-    """
+    """The records of `path` in order, up to the first line that is none. A missing file has none. A
+    last line without a newline is a torn write: it counts if it is whole, else it is a fault.
+    Raises PlannerError where the file cannot be read."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -76,25 +74,25 @@ def parse_record(line: bytes | str) -> MeasurementRecord:
 
 
 def format_record(record: MeasurementRecord) -> bytes:
-    """One JSON line with its newline; what is unset or default is left out, as it reads back."""
+    """A JSON line with its newline, without the fields that are None, which reads back equal."""
     return record.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
 def append_records(
     path: Path | str, records: Sequence[MeasurementRecord], option: str = "--output"
 ) -> int:
-    """Appends those of `records` whose `probe_id` is not in the file; on disk when this returns.
+    """Appends the `records` whose `probe_id` is not in the file, and returns how many they were;
+    they are on disk then.
 
-    Several processes may append to one file: it is locked meanwhile. A torn last line (a writer
-    that was killed) is cut off first: it holds no record. Returns how many were new.
-    Raises RecordsNotWrittenError, with the file as long as it was before, when the disk is full;
-    it names the `option` that `path` was given with.
+    The file is locked meanwhile, since several processes may append to it. A torn last line, of a
+    writer that was killed, holds no record and is cut off first. Raises RecordsNotWrittenError,
+    which names the `option` that gave `path`; the file is then as long as it was before.
     """
     path = Path(path)
     try:
         with _locked(path) as descriptor:
-            known = _mend(descriptor)
-            fresh = [r for r in records if not r.probe_id or r.probe_id not in known]
+            probe_ids = _mend(descriptor)
+            fresh = [r for r in records if not r.probe_id or r.probe_id not in probe_ids]
             if fresh:
                 _append(descriptor, b"".join(format_record(r) for r in fresh))
     except OSError as error:
@@ -119,7 +117,7 @@ def _locked(path: Path) -> Iterator[int]:
 
 
 def _mend(descriptor: int) -> set[str]:
-    """Ends the file on a whole line; the probe ids that it holds."""
+    """Makes the file end with a whole line, and returns the probe ids that it holds."""
     data = _read_all(descriptor)
     body, newline, tail = data.rpartition(b"\n")
     if tail.strip():
@@ -135,21 +133,21 @@ def _whole_records(data: bytes) -> Iterator[MeasurementRecord]:
         try:
             yield parse_record(line)
         except ValueError:
-            continue  # read_records reports it; here it only has no id to offer
+            continue  # read_records reports it; here it only has no id
 
 
 def _read_all(descriptor: int) -> bytes:
-    """The file's bytes, and no more than its size says: a device may have no end."""
+    """The bytes of a file, as many as its size says: a device may have no end."""
     size = os.fstat(descriptor).st_size
-    chunks, at = [], 0
-    while at < size and (chunk := os.pread(descriptor, size - at, at)):
+    chunks, offset = [], 0
+    while offset < size and (chunk := os.pread(descriptor, size - offset, offset)):
         chunks.append(chunk)
-        at += len(chunk)
+        offset += len(chunk)
     return b"".join(chunks)
 
 
 def _append(descriptor: int, data: bytes) -> None:
-    """All of `data` or none of it: a partial write (a full disk) is taken back."""
+    """Writes all of `data` or nothing: a partial write, on a full disk, is taken back."""
     before = os.fstat(descriptor).st_size
     view = memoryview(data)
     try:
@@ -164,8 +162,7 @@ def _append(descriptor: int, data: bytes) -> None:
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Takes the lock of a folder of results while the context lasts. Raises UsageError where
-    another tuner is at it."""
+    """Within, holds the lock of a folder of results. Raises UsageError where another has it."""
     with _lock(folder) as is_ours:
         if not is_ours:
             raise UsageError(
@@ -176,9 +173,9 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 
 def hold_gpu(uuid: str) -> AbstractContextManager[bool]:
-    """Takes the lock of a GPU while the context lasts: one file for all users of the machine, so
-    opened for reading only, and not made where it is. False where another tuner has it."""
-    name = re.sub(r"[^A-Za-z0-9-]+", "_", uuid)[:80]  # a UUID is a driver's word, and no path
+    """Within, holds the lock of a GPU; False where another tuner has it. All users of the machine
+    share its file, which is opened for reading only, and only made where there is none."""
+    name = re.sub(r"[^A-Za-z0-9-]+", "_", uuid)[:80]  # the driver's text may be no file name
     path = Path(tempfile.gettempdir()) / f"planner-{name}.lock"
     with contextlib.suppress(OSError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o644))
@@ -187,8 +184,8 @@ def hold_gpu(uuid: str) -> AbstractContextManager[bool]:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[bool]:
-    """False where another has it, true also where nobody can tell. The kernel gives the lock back
-    when its holder ends, however that comes."""
+    """Within, holds a lock: False where another process has it, True also where locks do not work.
+    The kernel releases it when its holder ends for any reason."""
     import fcntl  # Linux: records are read anywhere
 
     with contextlib.ExitStack() as stack:
@@ -200,12 +197,12 @@ def _lock(path: Path) -> Iterator[bool]:
         except BlockingIOError:
             is_ours = False
         except OSError:
-            pass  # a file system without locks, or a file that is another's
+            pass  # a file system without locks, or another user's file
         yield is_ours
 
 
 def make_folder(path: Path) -> Path:
-    """The folder for results, made where it is not there. Raises UsageError."""
+    """Makes the folder for results, unless there is one. Raises UsageError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
@@ -218,7 +215,7 @@ def make_folder(path: Path) -> Path:
 
 
 class ResultNotWrittenError(PlannerError):
-    """`recommendation` was found, and its file cannot be written."""
+    """The file of a `recommendation` cannot be written."""
 
     def __init__(self, message: str, way_out: str, recommendation: BaseModel) -> None:
         super().__init__(message, way_out)
@@ -226,7 +223,8 @@ class ResultNotWrittenError(PlannerError):
 
 
 def write_result(path: Path, recommendation: BaseModel, probes: Path | None = None) -> None:
-    """Raises ResultNotWrittenError; `probes` is where what it is made of is kept."""
+    """Writes a recommendation, made of the probes in the file `probes`. Raises
+    ResultNotWrittenError."""
     free = f"The probes are in {probes}: free" if probes else "Free"
     try:
         write_whole(path, recommendation.model_dump_json(indent=2) + "\n")

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial
 
 from planner.core.schema.setting import COMPILE_MODES
 from planner.core.units import format_seconds
-from search.loop.space import TOLERANCE, Choice, Phase, Space
+from search.loop.space import TOLERANCE, Phase, Pick, Space
 from search.loop.study import SpaceParams
 from search.loop.surrogate.posterior import Posterior, Prediction, is_plain
 from search.loop.surrogate.prior import compilation_of
@@ -101,7 +101,7 @@ class PlannerSampler(BaseSampler):
         self.twins = np.array([self._twin(i) for i in range(len(self.space))], dtype=np.intp)
         self.plain_asked: set[str] = set()
         self.budget_seconds = 0.0  # the most that was ever left; 0 without a limit
-        self.upcoming: Choice | None = None
+        self.upcoming: Pick | None = None
         self.stopped_because = ""
 
     def infer_relative_search_space(
@@ -121,7 +121,7 @@ class PlannerSampler(BaseSampler):
     ) -> Any:  # fmt: skip
         raise optuna.TrialPruned(self.stopped_because)
 
-    def choose(self, busy: Collection[str] = ()) -> Choice | None:
+    def choose(self, busy: Collection[str] = ()) -> Pick | None:
         """The next probe, of no setting whose id is in `busy`; None where there is none, and
         `stopped_because` says why."""
         predicted, limit = self.posterior.predict(), self.seconds_left()
@@ -144,7 +144,7 @@ class PlannerSampler(BaseSampler):
         self.plain_asked.add(self.space.candidates[plain].id)
         return self._make_choice(plain, predicted, "baseline")
 
-    def _choose_searched(self, outlook: Outlook) -> Choice | None:
+    def _choose_searched(self, outlook: Outlook) -> Pick | None:
         """The next probe of the search itself, the plain default's aside."""
         allowed, seconds = outlook.allowed, outlook.seconds
         affordable = replace(outlook, allowed=allowed & (seconds <= outlook.room))
@@ -168,7 +168,7 @@ class PlannerSampler(BaseSampler):
                 self.stopped_because = "what could gain more takes longer than the budget has left"
         return choice
 
-    def _choose_first(self, outlook: Outlook) -> Choice | None:
+    def _choose_first(self, outlook: Outlook) -> Pick | None:
         """The fastest that is safe, compilation counted; where none is, the likeliest to fit."""
         predicted, seconds, room = outlook.predicted, outlook.seconds, outlook.room
         safe = outlook.safe & (predicted.runs >= predicted.runs[outlook.allowed].max() / 2)
@@ -192,7 +192,7 @@ class PlannerSampler(BaseSampler):
             safe = safe & wish if (safe & wish).any() else safe
         return self._make_choice(_argmax(outlook.worth(FIRST_COST), safe), predicted, "calibrate")
 
-    def _choose_next(self, outlook: Outlook, best: int, best_rate: float) -> Choice | None:
+    def _choose_next(self, outlook: Outlook, best: int, best_rate: float) -> Pick | None:
         """The first look that is due, else the highest gain per second, or by far the highest one
         while there is time for it; None where all gain less than `tolerance`."""
         predicted, seconds = outlook.predicted, outlook.seconds
@@ -338,12 +338,12 @@ class PlannerSampler(BaseSampler):
 
     def _make_choice(
         self, index: int, predicted: Prediction, phase: Phase, best_rate: float | None = None
-    ) -> Choice:
+    ) -> Pick:
         candidate = self.space.candidates[index]
         if index in self.posterior.records and phase == "search":  # it was disturbed
             phase = "finalists"
         give_up = best_rate * GIVE_UP_SHARE if best_rate else None
-        return Choice(candidate, phase, float(np.exp(predicted.log_rate[index])), give_up)
+        return Pick(candidate, phase, float(np.exp(predicted.log_rate[index])), give_up)
 
 
 def _axis_values(space: Space, axis: str) -> Values:

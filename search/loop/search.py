@@ -1,4 +1,5 @@
-"""A search: Optuna runs the loop, its sampler chooses, each trial is a probe; what they prove."""
+"""One tuner's search: Optuna runs the loop, the sampler chooses, and each trial is a probe; and the
+limits that end it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from search.loop.prober import OnProgress, Prober, Progress, ending, interruptib
 from search.loop.recommend import Summary, recommend
 from search.loop.records import RecordsNotWrittenError
 from search.loop.sampler import PlannerSampler
-from search.loop.space import AXES, Candidate, Choice, Space, candidate, setting_id
+from search.loop.space import AXES, Candidate, Pick, Space, candidate, setting_id
 from search.loop.study import Identity, ProbeStudy, storage_faults
 from search.loop.surrogate.posterior import Posterior, is_plain
 from search.loop.surrogate.prior import Prior, compilation_of
@@ -29,26 +30,27 @@ from search.probe.evidence import is_feasible
 from search.probe.protocol import broke_contract
 
 SAME_FAILURES = 3
-NUMERIC_AXES = ("precision", "attention")  # what a machine may break for every setting that has it
-# In a row, for what other processes hold or took of the device: then it is not ours to measure on.
+NUMERIC_AXES = ("precision", "attention")  # a machine may break a value for every setting with it
+# So many probes in a row fail because of other processes' memory: then nothing can be measured.
 MAX_CROWDED = 3
-MAX_LOST = 2  # probes in a row, on a device that does not answer: the second try tells a hiccup
-MAX_TRIES = 2  # of one setting in one run, where others crowded it out
+MAX_LOST = 2  # probes in a row on a device that does not answer: once may be a hiccup
+MAX_TRIES = 2  # of one setting in one run, where others took its memory
 LEAST_SECONDS = 1.0  # the shortest deadline, so that a probe can still end in order
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between looks at what others are probing
-# A probe that takes longer than this and its steps is hung: imports and building took under a
-# minute on the slowest machine seen, timing takes at most one, compiling took five times its guess.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between looks at what other tuners probe
+# A probe that takes longer than this, its steps and five times the guess of compiling hangs:
+# imports and building took under a minute on the slowest machine seen, timing takes at most one.
 START_SECONDS = 180.0
 STEPS_TO_WAIT = 8  # two of warm-up, three timed, and some for a guess that is too low
 
 
 class TakenError(Exception):
-    """Another tuner was first at a setting: a trial that is no probe."""
+    """A trial without a probe: another tuner was first at its setting."""
 
 
 class Search:
-    """One tuner at work on a study. `records` is all that is known, by any tuner, in the order it
-    was learned; `receive` is to hear what a worker measured while its process still ends."""
+    """One tuner's work on a study. `records` are those of all tuners, in the order in which this
+    one learned of them, `made` its own of this run. A prober calls `receive` with what a worker
+    measured while its process is still ending."""
 
     def __init__(
         self, study: ProbeStudy, prior: Prior, prober: Prober, limits: Limits,
@@ -60,7 +62,7 @@ class Search:
         self.prior, self.plain_arm, self.on_progress = prior, plain_arm, on_progress
         self.sampler = self._sampler()
         self.records: list[MeasurementRecord] = []
-        self.made: list[MeasurementRecord] = []  # by this tuner, in this run
+        self.made: list[MeasurementRecord] = []
         self.stopped = ""
         self.stamp: Callable[[MeasurementRecord], MeasurementRecord] = lambda record: record
 
@@ -73,19 +75,18 @@ class Search:
 
     @property
     def best(self) -> MeasurementRecord | None:
-        found = [r for r in self.in_space() if is_feasible(r, self.budget_bytes)]
-        return max(found, key=lambda r: r.images_per_second or 0.0, default=None)
+        feasible = [r for r in self.in_space() if is_feasible(r, self.budget_bytes)]
+        return max(feasible, key=lambda r: r.images_per_second or 0.0, default=None)
 
     def in_space(self) -> list[MeasurementRecord]:
-        """The records of settings that are searched now: a study may have others of a wider search,
-        which count against its limits and nothing else."""
+        """The records of settings of this search. A study may have those of a wider search too,
+        which count only against its limits."""
         return [r for r in self.records if self.space.find(r.setting) is not None]
 
     def run(self) -> tuple[str, list[str]]:
-        """Probes until the sampler or a limit ends it, and no other tuner of the study is at a
-        probe of this search: what that finds may change what is worth probing. Ctrl-C ends it
-        early, and so does a disk that is full: what was measured until then counts. Returns why it
-        ended, and what is to be said of that."""
+        """Probes until the sampler or a limit ends the search and no other tuner of the study is
+        probing a setting of it, since its record may change what is worth probing. Ctrl-C or a full
+        disk end it early; what was measured until then counts. Returns why it ended, and notes."""
         self.study.optuna.sampler = self.sampler
         try:
             with storage_faults(self.study.source):
@@ -105,8 +106,8 @@ class Search:
         return self.stopped, []
 
     def _begin(self) -> None:
-        """A setting to begin with is the first trial, where it is not known yet, nor begun or
-        waited for by another tuner."""
+        """Enqueues the setting to begin with, unless it has a record or another tuner has begun or
+        enqueued it."""
         first = self.space.first
         if first is None or any(r.setting == first.setting for r in self.records):
             return
@@ -116,8 +117,8 @@ class Search:
             self.study.optuna.enqueue_trial(params)
 
     def _optimize(self) -> None:
-        """Until the next is to be asked for anew: a trial may have been freed by another tuner, as
-        this one did not answer for long. Its record is kept all the same."""
+        """Lets Optuna make trials until the search ends. Another tuner may have freed a trial of
+        this one, which did not answer for long: its record is kept all the same."""
 
         def stop(study: optuna.Study, trial: FrozenTrial) -> None:
             if not self._goes_on():
@@ -131,8 +132,8 @@ class Search:
             self.study.fill(self.records[-1:])
 
     def _goes_on(self) -> bool:
-        """Whether there is something to probe; what others are at is awaited first. Else `stopped`
-        says why not."""
+        """Whether there is something to probe; else `stopped` says why not. Where there is not, the
+        probes of other tuners are awaited first."""
         awaited: set[str] | None = None
         pause = SHORTEST_PAUSE
         while True:
@@ -149,16 +150,16 @@ class Search:
             if not others:
                 return False
             if awaited is None:
-                said = "Waiting for what other tuners of this study are probing."
-                self.on_progress(Progress("note", said))
+                text = "Waiting for what other tuners of this study are probing."
+                self.on_progress(Progress("note", text))
             awaited = others
             with interruptible():
                 time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _end(self, num_others: int) -> str:
-        """Why no further probe is made: what the last ones say of the device or the model, or the
-        limits, which the probes of other tuners count against."""
+        """Why no further probe is made, "" where one may be: because of how the last ones ended, or
+        of the limits, against which the probes of other tuners count."""
         if self._fails_alike():
             return f"the first {len(self.in_space())} probes failed alike"
         last = self.made[-MAX_CROWDED:]
@@ -176,9 +177,9 @@ class Search:
         return "the budget has ended" if self.limits.seconds_left() == 0 else ""
 
     def _fails_alike(self) -> bool:
-        """Whether nothing but one and the same crash was seen, or one and the same refusal (of a
-        library that is missing), and settings that need nothing of the machine had it, in each
-        precision and attention: what refuses those too has nothing to do with the settings."""
+        """Whether all probes ended in one and the same crash or refusal (a library is missing),
+        those of plain settings in each precision and attention among them: then no setting will
+        do."""
         records = self.in_space()
         ends = {(r.status, r.message) for r in records}
         status = next(iter(ends))[0] if len(ends) == 1 else ""
@@ -192,38 +193,38 @@ class Search:
         ))  # fmt: skip
 
     def _crowded_out(self) -> set[str]:
-        """Settings that are left for another run: here others took their memory every time."""
+        """The ids of settings that are left for another run, since others took their memory each
+        time."""
         tries = Counter(setting_id(r.setting) for r in self.made if _was_crowded(r))
         return {setting for setting, number in tries.items() if number >= MAX_TRIES}
 
     def _learn(self) -> None:
-        """Takes in what the study has of other tuners, and of this one where it was resumed."""
-        known = {r.probe_id for r in self.records}
-        fresh = [r for r in self.study.records() if r.probe_id not in known]
+        """Adds the study's records that are new here: other tuners', and those of earlier runs."""
+        learned = {r.probe_id for r in self.records}
+        fresh = [r for r in self.study.records() if r.probe_id not in learned]
         self.limits.charge(fresh)
         for record in fresh:
-            self._hear(record.judged_in(self.budget_bytes))
+            self._add(record.judged_in(self.budget_bytes))
 
-    def _hear(self, record: MeasurementRecord) -> None:
+    def _add(self, record: MeasurementRecord) -> None:
         self.records.append(record)
         self.sampler.posterior.tell(candidate(record.setting), record)
 
     def _probe(self, trial: Trial) -> float:
-        """Optuna's objective: one probe of what the sampler chose, in images/s. Raises TrialPruned
-        for one that has no rate, ContractError where the task, and no setting, is what fails:
-        nothing is kept of that."""
-        chosen = self.study.params.suggest(trial)
-        if chosen is None:
+        """Optuna's objective: one probe, in images/s. Raises TrialPruned for a probe without a
+        rate, and ContractError, of which nothing is kept, where the task is at fault and no
+        setting."""
+        suggested = self.study.params.suggest(trial)
+        if suggested is None:
             raise TakenError("no setting of this space")
-        choice = self._choice(chosen)
-        deadline, cut = self._deadline(choice)
+        choice = self._choice(suggested)
+        deadline, is_by_budget = self._deadline(choice)
         if not self.study.begin(trial, deadline, self.limits.trials):
             raise TakenError("another tuner was first")
         probe_id = uuid.uuid4().hex
-        expected = self.sampler.posterior.expected(chosen, choice.phase)
+        expected = self.sampler.posterior.expected(suggested, choice.phase)
 
         def stamp(record: MeasurementRecord) -> MeasurementRecord:
-            # The one place: a prober need not know of studies.
             update = {"probe_id": probe_id, "expected": expected}
             return record.judged_in(self.budget_bytes).model_copy(update=update)
 
@@ -232,38 +233,39 @@ class Search:
         try:
             with interruptible():
                 record = self.prober(choice, probe_id, deadline)
-        except OSError as error:  # of this machine, and not of the study's storage
+        except OSError as error:  # this machine's, not the storage's
             raise PlannerError(
                 f"no probe can be run: {error.strerror or error}.",
                 "Free what is named, and run the same command to go on.",
             ) from error
         if broke_contract(record) and self.best is None:
-            # The next run, with the task mended, is to begin where this one did.
+            # Nothing is kept, so that the next run, with the task mended, begins where this one
+            # did.
             raise ContractError(*record.message.split("\n", 1))
-        if cut and record.status == "timed_out" and not record.cut_short:
+        if is_by_budget and record.status == "timed_out" and not record.cut_short:
             record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
         record = stamp(record)
         self.made.append(record)
-        self._hear(record)  # what was measured counts even where the disk refuses it
+        self._add(record)  # what was measured counts even where the disk refuses it
         self.study.keep(record)
         self._report("end", choice, record=record)
         return self.study.tell(trial, record)
 
     def receive(self, record: MeasurementRecord) -> None:
-        """Keeps what was measured at once: one killed while the worker ends has lost nothing. What
-        cannot be written is told when the probe has ended."""
+        """Keeps a measurement at once, so that a tuner that is killed while the worker ends loses
+        nothing. A file that cannot be written is reported when the probe has ended."""
         with suppress(RecordsNotWrittenError):
             self.study.keep(self.stamp(record))
 
-    def _choice(self, chosen: Candidate) -> Choice:
+    def _choice(self, suggested: Candidate) -> Pick:
         upcoming = self.sampler.upcoming
-        if upcoming is not None and upcoming.candidate.id == chosen.id:
+        if upcoming is not None and upcoming.candidate.id == suggested.id:
             return upcoming
-        return Choice(chosen, "search" if self.records else "calibrate")  # it was enqueued
+        return Pick(suggested, "search" if self.records else "calibrate")  # it was enqueued
 
-    def _deadline(self, choice: Choice) -> tuple[float, bool]:
-        """Seconds a probe may take, and whether it is the budget that sets them: else it is hung,
-        and not slow, by the prior's guesses."""
+    def _deadline(self, choice: Pick) -> tuple[float, bool]:
+        """The seconds that a probe may take, and whether the budget sets them; else, by the prior's
+        guesses, a probe that takes longer hangs."""
         by_mode, rate = self.prior.compile_seconds, choice.expected_rate
         compiling = 5 * compilation_of(choice.candidate.setting).guess(by_mode)
         stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0
@@ -274,7 +276,7 @@ class Search:
         return max(end, LEAST_SECONDS), True
 
     def _report(
-        self, kind: str, choice: Choice, record: MeasurementRecord | None = None,
+        self, kind: str, choice: Pick, record: MeasurementRecord | None = None,
         deadline_seconds: float | None = None,
     ) -> None:  # fmt: skip
         self.on_progress(
@@ -292,8 +294,8 @@ class Search:
         )
 
     def recommend(self, identity: Identity, stopped: str, notes: Sequence[str]) -> Recommendation:
-        """What the probes prove, told of them in the order that is all tuners'."""
-        order = {r.probe_id: at for at, r in enumerate(self.study.records())}
+        """What the probes prove, in the study's order of them, which all tuners share."""
+        order = {r.probe_id: place for place, r in enumerate(self.study.records())}
         self.records.sort(key=lambda r: order.get(r.probe_id, len(order)))
         records = self.in_space()
         sampler = self._sampler()
@@ -322,9 +324,9 @@ def _was_crowded(record: MeasurementRecord) -> bool:
 
 
 def find_plain_arm(space: Space, model: Model) -> str | None:
-    """The arm of the plain default: fp32, eager, no checkpointing, and the attention the library
-    has by itself (eager where that is not known), with every other axis of the space at its default
-    or the first of what was asked. None where the space was restricted to leave it out."""
+    """The arm of the plain default: fp32, eager, no checkpointing, the library's own attention
+    (eager where that is not known), and every other axis of the space at its default, or at the
+    first value that was asked for. None where restrictions leave it out."""
     fields = TrainSetting.model_fields
     others = {
         axis: fields[axis].default if fields[axis].default in values else values[0]
@@ -332,7 +334,7 @@ def find_plain_arm(space: Space, model: Model) -> str | None:
         if axis not in AXES
     }
     plain = {"precision": "fp32", "compile": "off", "checkpointing": "none", **others}
-    found = [
+    plain_ones = [
         c for c in space.candidates
         if c.setting.optimizer_implementation != "fused"
         and all(getattr(c.setting, axis) == value for axis, value in plain.items())
@@ -340,17 +342,17 @@ def find_plain_arm(space: Space, model: Model) -> str | None:
     attentions = ["library", "eager", "sdpa"]
     if isinstance(model, SwinConfig):
         attentions.insert(0, find_library(model.library).default_attention(model))
-    found.sort(key=lambda c: attentions.index(c.setting.attention))
-    return found[0].arm if found else None
+    plain_ones.sort(key=lambda c: attentions.index(c.setting.attention))
+    return plain_ones[0].arm if plain_ones else None
 
 
-PROBES_SHARE = 0.5  # of the budget, that is left for probes however long their preparation took
+PROBES_SHARE = 0.5  # of the budget; it is left for probes, however long the preparation takes
 
 
 @dataclass
 class Limits:
-    """What a search may use: probes in the whole study, and seconds by `clock`. `spent_seconds` is
-    what the study's probes by others took, before this tuner and beside it."""
+    """What a search may use: probes of the whole study, and seconds by `clock`. The study's other
+    probes, before this tuner and beside it, took `spent_seconds`."""
 
     trials: int | None = None
     budget_seconds: float | None = None
@@ -362,14 +364,14 @@ class Limits:
         self.charged: set[str] = set()
 
     def begin_probing(self) -> None:
-        """Counts no more of what was until now than leaves probes their share: on a busy machine
-        to import and to estimate takes most of a minute."""
+        """Counts the time until now, but at most so much that probes have their share: on a busy
+        machine imports and estimates take most of a minute."""
         if self.budget_seconds is not None:
             most = (1 - PROBES_SHARE) * self.budget_seconds
             self.started = max(self.started, self.clock() - most)
 
     def charge(self, records: Iterable[MeasurementRecord]) -> None:
-        """Counts what probes of others took, each once."""
+        """Counts the seconds of other probes, each once."""
         for record in records:
             if record.probe_id not in self.charged:
                 self.charged.add(record.probe_id)

@@ -1,5 +1,5 @@
-"""The settings worth probing for a model on a device: finite, listed, each with a stable id. They
-differ in axes: fields of a setting, each with the values that it may take on the device."""
+"""The space of a search: a finite list of the settings worth probing for a model on a device, each
+with a stable id. They differ in axes, fields of a setting with the values that the device has."""
 
 import hashlib
 import json
@@ -30,24 +30,25 @@ from planner.libraries.names import find_library
 from planner.machine.hardware.gpu import device_precisions
 
 AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")  # of every search
-# Of every setting of a search, and no axis of it.
+# Fields that are the same in every setting of a search, and why.
 HELD = {
     "accumulate": "With --global-batch it follows from the micro-batch.",
     "world_size": "A study is of one world: choose it with --gpus.",
     "nodes": "A study is of the GPUs of one machine: choose them with --gpus.",
 }
-# Any other field, where it is asked for; of the batch a search has its own ladder.
+# Fields that may be axes: any other, where it is asked for. The batch has a ladder of its own.
 SEARCHABLE = (
     *AXES, *(f for f in TrainSetting.model_fields if f not in (*AXES, *HELD, "batch_size")),
 )  # fmt: skip
 MAX_BATCH = {"cuda": 4096, "cpu": 256}  # a Swin's step is long saturated at either
-MAX_DIVISORS = 24  # of a global batch: more are thinned out, and say nothing new
+MAX_DIVISORS = 24  # of a global batch: more would tell nothing new
 MAX_CHOSEN_STAGES = 2
-# A search ends when no probe is expected to gain more than that share: a judgement. Until all of
-# them together gain less, 24 simulated devices took 20 probes for 11, and lost 0.7% for 0.9%.
+# A search ends when no probe is expected to gain more than this share: a judgement. If it ended
+# only when all together gain less, 24 simulated devices took 20 probes for 11, and lost 0.7% for
+# 0.9%.
 TOLERANCE = 0.01
-# Checkpointing between none and all, which keeps more and recomputes less: tried by default where
-# memory binds, and at the precisions that can win there.
+# Checkpointing between none and all: tried by default where memory binds, at the precisions that
+# can win there.
 PARTIAL_CHECKPOINTINGS = ("blocks:every-2", "selective")
 REDUCED_PRECISIONS = ("bf16", "fp16")
 Value = str | int | float
@@ -57,7 +58,7 @@ T = TypeVar("T")
 
 
 class _Alone(TrainSetting):
-    """A field by itself. What it needs of others is seen where the setting is whole."""
+    """A field by itself: faults between fields are found where the setting is whole."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -65,7 +66,7 @@ class _Alone(TrainSetting):
 
 
 def read_values(field: str, given: object) -> tuple[Value, ...]:
-    """The values that an axis may take, as the setting has them. Raises UsageError."""
+    """The values to which an axis is restricted, as the setting has them. Raises UsageError."""
     if field in HELD:
         raise held_error(field)
     if field not in SEARCHABLE:
@@ -88,13 +89,10 @@ def axis_choices(
     model: Model, device: DeviceInfo, base: TrainSetting, restrict: Restriction,
     start: TrainSetting | None = None,
 ) -> dict[str, tuple[Value, ...]]:  # fmt: skip
-    """The values of each axis that this model has on this device, narrowed to those asked for; and
-    those of every other field that was asked for. An axis that nobody narrowed also has the value
-    of `start`, where the device and the library have it.
-
-    fp16 is searched only where it is asked for, or the device has no bf16: it is as fast as bf16,
-    needs a GradScaler and overflows.
-    """
+    """The values of each axis that this model has on this device, narrowed by `restrict`; and those
+    of every other field in `restrict`. An axis that is not restricted also has the value of
+    `start`, if the device and the library have it. fp16 is searched only where it is asked for or
+    the device has no bf16: it is as fast, needs a GradScaler and overflows."""
     offered: dict[str, tuple[Value, ...]] = {
         "precision": device_precisions(device),
         "checkpointing": _checkpointings(model, device),
@@ -129,7 +127,7 @@ def is_worth_trying(setting: TrainSetting, choices: Choices, restrict: Restricti
 
 
 def _check_library(model: Model, axis: str, value: Value) -> None:
-    """Raises UnsupportedError for what the model's library does not have."""
+    """Raises UnsupportedError for a value that the model's library does not have."""
     setting = TrainSetting.model_validate({"batch_size": 1, axis: value})
     if isinstance(model, SwinConfig):
         find_library(model.library).resolve(model, setting)
@@ -153,7 +151,8 @@ def device_compile_modes(device: DeviceInfo) -> tuple[str, ...]:
 
 
 def implementations(optimizer: str) -> tuple[str, ...]:
-    """What a search tries of an optimizer that is named without one: torch's default and fused."""
+    """The implementations of an optimizer that a search tries: torch's default and fused, unless
+    one is named."""
     family, implementation = optimizer.partition("-")[::2]
     if implementation or family not in FUSED_FAMILIES:
         return (optimizer,)
@@ -161,8 +160,9 @@ def implementations(optimizer: str) -> tuple[str, ...]:
 
 
 def _checkpointings(model: Model, device: DeviceInfo) -> tuple[str, ...]:
-    """What the library offers; of chosen stages the first ones, where the activations are. Any
-    other model's blocks are found when it is built. A host's memory seldom binds: there no part."""
+    """The checkpointings that a model's library has; of chosen stages the first ones, which hold
+    most activations. Other models' blocks are found when they are built. Blocks in part are for
+    GPUs, since a host's memory seldom binds."""
     if not isinstance(model, SwinConfig):
         return ("none", "blocks")
     library = find_library(model.library)
@@ -183,19 +183,19 @@ def _attentions(model: Model) -> tuple[str, ...]:
 
 
 def _narrow(
-    axis: str, offered: tuple[Value, ...], wanted: Sequence[Value] | None, device: DeviceInfo
+    axis: str, offered: tuple[Value, ...], asked: Sequence[Value] | None, device: DeviceInfo
 ) -> tuple[Value, ...]:
-    if wanted is None:
+    if asked is None:
         return tuple(v for v in offered if v != "fp8" and not (v == "fp16" and "bf16" in offered))
-    known = (*offered, "pure-bf16") if "bf16" in offered else offered
-    lacking = [str(w) for w in wanted if axis == "precision" and w not in known]
+    available = (*offered, "pure-bf16") if "bf16" in offered else offered
+    lacking = [str(v) for v in asked if axis == "precision" and v not in available]
     if lacking:
         raise UnsupportedError(
             f"precision {alternatives(lacking)} is not available on {device.name}, which supports "
             f"{alternatives(map(str, offered), 'and')}.",
             "Choose one of them with --precision.",
         )
-    return in_order(wanted)
+    return in_order(asked)
 
 
 def in_order(values: Iterable[T]) -> tuple[T, ...]:
@@ -204,8 +204,8 @@ def in_order(values: Iterable[T]) -> tuple[T, ...]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting of the space. `arm` is everything but the rung: settings of one arm differ only
-    in micro-batch (and, under a global batch, in accumulation)."""
+    """One setting of the space. Settings of one `arm`, as of a bandit, differ only in the
+    micro-batch (and, under a global batch, in accumulation)."""
 
     id: str
     setting: TrainSetting
@@ -213,17 +213,17 @@ class Candidate:
 
     @property
     def images(self) -> int:
-        """Images of one optimizer step on one device."""
+        """The images of one optimizer step on one device."""
         return self.setting.batch_size * self.setting.accumulate
 
 
-# "finalists": what was disturbed, once more.
+# "finalists": a disturbed setting, once more.
 Phase = Literal["calibrate", "search", "finalists", "baseline"]
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A candidate to probe, in which phase, and the rate below which it cannot win."""
+class Pick:
+    """A candidate to probe, the phase of the search, and the rate below which it cannot win."""
 
     candidate: Candidate
     phase: Phase = "search"
@@ -233,8 +233,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Space:
-    """The candidates, by arm and then by batch. `choices` are the values of each axis; `left_out`
-    says what cannot run and why, a line for each law. `first` is to be probed before all others."""
+    """The candidates, by arm and then by batch. `choices` are the values of each axis. `left_out`
+    says which settings cannot run and why, a line for each law. `first` is probed first."""
 
     candidates: tuple[Candidate, ...]
     choices: Mapping[str, tuple[Value | None, ...]]
@@ -243,14 +243,14 @@ class Space:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The fields of a setting in which the candidates differ, or may: the batch apart."""
+        """The fields in which the candidates may differ, without the batch."""
         return tuple(self.choices)
 
     def __len__(self) -> int:
         return len(self.candidates)
 
     def index(self, setting: TrainSetting) -> int | None:
-        """The position of a setting among the candidates, or None where it is not one."""
+        """The position of a setting among the candidates; None where it is none."""
         return self._positions.get(setting_id(setting))
 
     @cached_property
@@ -268,9 +268,9 @@ def candidate(setting: TrainSetting) -> Candidate:
 
 
 def setting_id(setting: TrainSetting) -> str:
-    """A stable name for a setting: twelve hex digits of what in it is not a default."""
-    said = setting.model_dump(exclude_defaults=True)
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+    """A stable id of a setting: twelve hex digits of its fields that are not defaults."""
+    fields = setting.model_dump(exclude_defaults=True)
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def make_space(
@@ -283,16 +283,17 @@ def make_space(
     global_batch: int | None = None,
     start: TrainSetting | None = None,
 ) -> Space:
-    """Every setting to consider. Fields of `base` that are no axis hold for all of them.
+    """Every setting worth probing. Fields of `base` that are no axis hold for all of them.
 
-    Of `start`, the setting to begin with, only the axes and the micro-batch count; what was asked
-    for in words (`restrict`, `batch_sizes`) wins over them.
+    - `restrict`: the values of an axis, and of any other field, which becomes an axis by that.
+    - `batch_sizes`: the micro-batches. With `global_batch`, micro-batch × accumulate × world is
+      exactly that.
+    - `start`: the setting to begin with. Only its axes and its micro-batch count, and `restrict`
+      and `batch_sizes` win over them.
 
-    `restrict` names the values that an axis may take, and makes any other field one;
-    `batch_sizes` the micro-batches. With `global_batch`, micro-batch × accumulate × world is
-    exactly that. What excludes each other is left out, and so is what the model cannot run.
-    Raises UsageError for a value nobody knows, UnsupportedError for one this device or model lacks,
-    and where nothing is left.
+    Settings whose fields exclude each other, or that the model cannot run, are left out. Raises
+    UsageError for an unknown value, UnsupportedError for one that this device or model lacks, and
+    where no setting is left.
     """
     of_swin = isinstance(model, SwinConfig)
     held = (base or TrainSetting()).model_dump()  # what levers exclude of the recipe is left open
@@ -303,7 +304,7 @@ def make_space(
     batches = _batches(device, base, batch_sizes, global_batch, start)
     excluded: dict[tuple[str, ...], list[str]] = {}
 
-    def made(arm: Mapping[str, object], batch: Mapping[str, int]) -> TrainSetting | None:
+    def make(arm: Mapping[str, object], batch: Mapping[str, int]) -> TrainSetting | None:
         setting = _parse({**held, **arm, **batch}, excluded)
         return setting and setting.with_recipe(of_swin)
 
@@ -311,7 +312,7 @@ def make_space(
         setting: None  # an option of another parallelism makes no other
         for values in product(*choices.values())
         for batch in batches
-        if (setting := made(dict(zip(choices, values, strict=True)), batch))
+        if (setting := make(dict(zip(choices, values, strict=True)), batch))
         and is_worth_trying(setting, choices, restrict)
     }
     first = None
@@ -319,7 +320,7 @@ def make_space(
         own = {axis: getattr(start, axis) for axis in choices}
         arm = {a: own[a] if own[a] in values else values[0] for a, values in choices.items()}
         size = start.batch_size
-        first = made(arm, min(batches, key=lambda batch: abs(batch["batch_size"] - size)))
+        first = make(arm, min(batches, key=lambda batch: abs(batch["batch_size"] - size)))
     settings |= {} if first is None else {first: None}
     space = _runnable(model, list(settings), excluded)
     return space if first is None else replace(space, first=space.find(first))
@@ -344,53 +345,54 @@ def _parse(
 def _runnable(
     model: Model, settings: Sequence[TrainSetting], excluded: Mapping[tuple[str, ...], list[str]]
 ) -> Space:
-    """The space of those that can run. Raises UnsupportedError where there are none."""
+    """The space of the settings that can run. Raises UnsupportedError where none can."""
     limits = [(setting, _limit(model, setting)) for setting in settings]
-    found = [setting for setting, limit in limits if limit is None]
+    runnable = [setting for setting, limit in limits if limit is None]
     refused = [limit for _, limit in limits if limit is not None]
-    if not found and refused:
+    if not runnable and refused:
         raise refused[0].error()
-    if not found:
-        fields, said = next(iter(excluded.items()))
-        raise UnsupportedError(f"{said[0]}.", f"Choose another {alternatives(fields)}.")
+    if not runnable:
+        fields, messages = next(iter(excluded.items()))
+        raise UnsupportedError(f"{messages[0]}.", f"Choose another {alternatives(fields)}.")
     by_law: dict[str, list[str]] = {}
     for limit in refused:
         by_law.setdefault(limit.law, []).append(limit.message)
     left_out = tuple(map(refusal_line, (*excluded.values(), *by_law.values())))
-    return replace(space_of(found), left_out=left_out)
+    return replace(space_of(runnable), left_out=left_out)
 
 
 def refusal_line(messages: Sequence[str]) -> str:
-    """What one law leaves out, `messages` for each setting: they differ in the values they name."""
+    """The line for a law, from its message for each setting, which differ only in their values."""
     count = len(messages)
     what = "1 setting is" if count == 1 else f"{count:,} settings are"
     return f"{what} left out: {messages[0]}."
 
 
 def _limit(model: Model, setting: TrainSetting) -> SettingFault | None:
-    """The first of what keeps a setting from running."""
+    """The first fault that keeps a setting from running."""
     if isinstance(model, SwinConfig):
         return next(iter(find_library(model.library).setting_faults(model, setting)), None)
     return trained_limit(model, setting) or setting_limit(setting)
 
 
 def space_of(settings: Iterable[TrainSetting]) -> Space:
-    """A space of just these settings (a recorded table), ordered by arm and batch. Its axes are
-    those of every search, and the other fields in which they differ."""
+    """A space of just these settings, ordered by arm and batch. Its axes are those of every search,
+    and the other fields in which the settings differ."""
     unique = {setting_id(s): s for s in settings}
-    found = sorted(
+    candidates = sorted(
         (candidate(s) for s in unique.values()),
         key=lambda c: (*simplicity(c.setting)[:-2], c.arm, c.setting.batch_size),
     )
-    choices = {a: in_order(getattr(c.setting, a) for c in found) for a in SEARCHABLE}
+    choices = {a: in_order(getattr(c.setting, a) for c in candidates) for a in SEARCHABLE}
     return Space(
-        candidates=tuple(found),
+        candidates=tuple(candidates),
         choices={a: values for a, values in choices.items() if a in AXES or len(values) > 1},
     )
 
 
 def _check_base(model: Model, base: TrainSetting) -> None:
-    """Raises UnsupportedError for what no probe could run: fields of `base` that are no axis."""
+    """Raises UnsupportedError where no probe could run with the fields of `base` that are no
+    axis."""
     if isinstance(model, SwinConfig):
         plain = {"batch_size": 1, "checkpointing": "none", "attention": "library"}
         find_library(model.library).resolve(model, base.uncompiled().model_copy(update=plain))
@@ -406,8 +408,8 @@ def _batches(
     more = () if start is None else (start.batch_size,)
     largest = MAX_BATCH[device.kind]
     if global_batch is None:
-        wanted = batch_sizes or (*batch_ladder(largest), *more)
-        return [{"batch_size": b, "accumulate": base.accumulate} for b in sorted(set(wanted))]
+        sizes = batch_sizes or (*batch_ladder(largest), *more)
+        return [{"batch_size": b, "accumulate": base.accumulate} for b in sorted(set(sizes))]
     share = share_of(global_batch, base.world_size, 1)
     usual = (*spread([d for d in divisors(share) if d <= largest], MAX_DIVISORS), *more)
     fitting = [b for b in batch_sizes or usual if share % b == 0]
@@ -436,13 +438,12 @@ _OTHER_DEFAULTS = {
 
 
 def simplicity(setting: TrainSetting) -> tuple[int, ...]:
-    """Sort key, simplest first; among settings equal within noise the simplest wins.
+    """A sort key, simplest first.
 
-    First what can break (compilation), then how it is spread over devices (each way before those
-    that shard more), then what is added to the model (checkpointing), then the arithmetic (fp32
-    before bf16 before fp16, which needs a GradScaler), the attention, the optimizer's
-    implementation, the number of other fields that are no default, accumulation, and last the batch
-    (a smaller one leaves memory).
+    In this order: compilation, which can break; the parallelism, those that shard more last;
+    checkpointing; the precision (fp16 needs a GradScaler); the attention; the optimizer's
+    implementation; the number of other fields that are not defaults; accumulation; and the batch,
+    since a smaller one leaves memory.
     """
     checkpointing = setting.checkpointing.partition(":")[0]
     others = sum(getattr(setting, field) != plain for field, plain in _OTHER_DEFAULTS.items())

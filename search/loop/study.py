@@ -1,8 +1,8 @@
 """The study of a search: an Optuna study, filled from records, whose ended trials carry them.
 
-The lines of a file of records are what is true. Without `--storage` the study is in memory and one
-tuner holds the folder; in a storage several tuners share it: RUNNING trials are what others are at,
-and heartbeats free what a dead one held.
+The lines of the file of records are the truth. Without `--storage` the study is in memory and one
+tuner holds the folder. In a storage several tuners share it: RUNNING trials are what the others are
+probing, and heartbeats free the trials of a dead tuner.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from search.loop.records import (
 from search.loop.space import Candidate, Space
 from search.probe.evidence import is_feasible
 
-IDENTITY = "identity"  # an attribute of the study, and those of its trials
-RECORD, UNTIL = "record", "until"
+IDENTITY = "identity"  # an attribute of the study
+RECORD, UNTIL = "record", "until"  # attributes of its trials
 MAX_SAMPLES = 1000  # of step times in the study's copy: a MySQL text column ends at 64 KiB
-MARGIN_SECONDS = 60.0  # that a trial may outlast its probe's deadline
+MARGIN_SECONDS = 60.0  # a trial may outlast its probe's deadline by so much
 CHOOSING_SECONDS = 0.05  # between looks at whether another tuner has chosen
-CREATION_SECONDS = 2.0  # that another tuner may need to make its tables
-HEARTBEAT_SECONDS, GRACE_SECONDS = 10, 60  # of a tuner; without any for so long it is dead
+CREATION_SECONDS = 2.0  # another tuner may need so long to make its tables
+HEARTBEAT_SECONDS, GRACE_SECONDS = 10, 60  # a tuner without a heartbeat for so long is dead
 
 
 class SpaceParams:
-    """A space as Optuna's parameters: `batch_size` and, where there is a choice, each axis.
+    """A space as Optuna's parameters: `batch_size`, and each axis with more than one value.
 
-    Optuna holds a categorical parameter to the values with which a study first had it. Where those
-    of the study at hand (`known`) are others, the axis gets a name of its own, made of its values.
+    A categorical parameter keeps the values with which a study first had it. Where the study at
+    hand has other values for an axis (`theirs`), the axis gets a name made of its own values.
     """
 
-    def __init__(self, space: Space, known: Mapping[str, BaseDistribution] | None = None) -> None:
+    def __init__(self, space: Space, theirs: Mapping[str, BaseDistribution] | None = None) -> None:
         self.space = space
         choices = {
             axis: CategoricalDistribution(values)
             for axis, values in space.choices.items()
             if len(values) > 1
         }
-        self.axes = {_name(axis, ours, known or {}): axis for axis, ours in choices.items()}
+        self.axes = {_name(axis, ours, theirs or {}): axis for axis, ours in choices.items()}
         sizes = [c.setting.batch_size for c in space.candidates]
         self.distributions: dict[str, BaseDistribution] = {
             "batch_size": IntDistribution(min(sizes), max(sizes)),
@@ -71,15 +71,15 @@ class SpaceParams:
 
     def of(self, c: Candidate) -> dict[str, Any]:
         """A candidate as parameters."""
-        own = {name: getattr(c.setting, axis) for name, axis in self.axes.items()}
-        return {"batch_size": c.setting.batch_size, **own}
+        axes = {name: getattr(c.setting, axis) for name, axis in self.axes.items()}
+        return {"batch_size": c.setting.batch_size, **axes}
 
     def candidate(self, params: Mapping[str, Any]) -> Candidate | None:
         """The candidate of parameters; None where the space lacks the combination."""
         return self._candidates.get(_key(params))
 
     def suggest(self, trial: Trial) -> Candidate | None:
-        """What the study's sampler, or whoever enqueued the trial, has chosen for it."""
+        """The candidate of a trial, as the sampler or whoever enqueued the trial has chosen."""
         for name, distribution in self.distributions.items():
             if isinstance(distribution, CategoricalDistribution):
                 trial.suggest_categorical(name, distribution.choices)
@@ -88,8 +88,8 @@ class SpaceParams:
         return self.candidate(trial.params)
 
 
-def _name(axis: str, ours: CategoricalDistribution, known: Mapping[str, BaseDistribution]) -> str:
-    if known.get(axis, ours) == ours:
+def _name(axis: str, ours: CategoricalDistribution, theirs: Mapping[str, BaseDistribution]) -> str:
+    if theirs.get(axis, ours) == ours:
         return axis
     return f"{axis} of {', '.join(map(str, ours.choices))}"
 
@@ -99,7 +99,7 @@ def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 class Identity(BaseModel, frozen=True):
-    """What a study's probes have in common; any difference makes them another study's."""
+    """What all probes of a study have in common."""
 
     model: Model
     device: DeviceInfo
@@ -111,8 +111,8 @@ class Identity(BaseModel, frozen=True):
         return same and record.device.is_like(self.device)
 
     def differences(self, other: Identity) -> list[str]:
-        """How this differs from `other`, a line for each field. The memory of one card is told in
-        two ways, and which of several alike is no difference."""
+        """How this differs from `other`, a line for each field. Two readings of one card's memory
+        are no difference, nor is another card of the same kind."""
         ours, theirs = self.model_dump(mode="json"), other.model_dump(mode="json")
         if other.device.is_like(self.device):
             ours["device"] = theirs["device"]
@@ -132,8 +132,8 @@ class Identity(BaseModel, frozen=True):
 @dataclass
 class ProbeStudy:
     """All probes of one model on one device: in an Optuna study, and in the file at `path` (None:
-    nowhere else). `is_shared`: other tuners may be at it. What it asks of a storage may raise
-    StudyError, what it writes to the file RecordsNotWrittenError."""
+    only in the study). `is_shared`: other tuners may use it. The storage may raise StudyError,
+    writing the file RecordsNotWrittenError."""
 
     space: Space
     path: Path | None = None
@@ -152,25 +152,24 @@ class ProbeStudy:
                 study_name=self.name, storage=opened, direction="maximize", load_if_exists=True
             )
             trials = self.optuna.get_trials(deepcopy=False)
-        known = {name: d for t in trials for name, d in t.distributions.items()}
-        self.params = SpaceParams(self.space, known)
+        theirs = {name: d for t in trials for name, d in t.distributions.items()}
+        self.params = SpaceParams(self.space, theirs)
 
     def take_over(self, identity: Identity, accept_different: bool = False) -> list[str]:
-        """Makes the study ours, with what the file has and it lacks; what is to be said of it.
-
-        Raises StudyError where model, device or a version is another and that was not accepted.
-        """
+        """Makes the study this search's, adds the records of the file that it lacks, and returns
+        notes. Raises StudyError where the model, the device or a version is another, unless that is
+        accepted."""
         file = read_records(self.path) if self.path else RecordFile(())
         notes = [f"{file.fault}: read up to there."] if file.fault else []
         ours = [r for r in file.records if accept_different or identity.has(r)]
         others = [Identity.of(r) for r in file.records if not identity.has(r)]
         foreign = others[-1:] if accept_different or not ours else []
         with storage_faults(self.source):
-            kept = self.optuna.user_attrs.get(IDENTITY)
-            if kept is None:
+            attribute = self.optuna.user_attrs.get(IDENTITY)
+            if attribute is None:
                 self.optuna.set_user_attr(IDENTITY, identity.model_dump(mode="json"))
             else:
-                foreign.append(parse(Identity, kept, f"the study {self.source}"))
+                foreign.append(parse(Identity, attribute, f"the study {self.source}"))
         differences = dict.fromkeys(line for o in foreign for line in identity.differences(o))
         if differences and not accept_different:
             raise StudyError(
@@ -188,15 +187,15 @@ class ProbeStudy:
         return notes
 
     def fill(self, records: Iterable[MeasurementRecord]) -> None:
-        """Adds what the study lacks of `records`, of settings that are in its space."""
-        known = {record.probe_id for record in self.records()}
+        """Adds the `records` that the study lacks, of settings in its space."""
+        probe_ids = {record.probe_id for record in self.records()}
         with storage_faults(self.source):
             for record in records:
                 candidate = self.space.find(record.setting)
-                if candidate is not None and record.probe_id not in known:
-                    self.optuna.add_trial(self._ended(candidate, record))
+                if candidate is not None and record.probe_id not in probe_ids:
+                    self.optuna.add_trial(self._make_trial(candidate, record))
 
-    def _ended(self, candidate: Candidate, record: MeasurementRecord) -> FrozenTrial:
+    def _make_trial(self, candidate: Candidate, record: MeasurementRecord) -> FrozenTrial:
         """A record as the trial that Optuna would have made of its probe."""
         rate = self._value(record)
         return create_trial(
@@ -208,11 +207,11 @@ class ProbeStudy:
         )
 
     def _value(self, record: MeasurementRecord) -> float | None:
-        """A trial's: images/s; None where it failed, or took more than the budget."""
+        """The value of a trial: images/s; None where it failed, or took more than the budget."""
         return record.images_per_second if is_feasible(record, self.budget_bytes) else None
 
     def records(self) -> list[MeasurementRecord]:
-        """Every probe that ended, by whichever tuner, in the order they were begun."""
+        """The records of all tuners, in the order in which the probes began."""
         with storage_faults(self.source):
             trials = self.optuna.get_trials(deepcopy=False)
         for trial in trials:
@@ -222,7 +221,8 @@ class ProbeStudy:
         return [self._records[number] for number in sorted(self._records)]
 
     def keep(self, record: MeasurementRecord) -> None:
-        """A line of the file, on disk when this returns. Raises RecordsNotWrittenError."""
+        """Appends a record to the file; it is on disk when this returns. Raises
+        RecordsNotWrittenError."""
         if self.path is None:
             return
         try:
@@ -242,13 +242,13 @@ class ProbeStudy:
         return rate
 
     def save(self) -> None:
-        """The records of all tuners, on this machine's disk too."""
+        """Appends the records of all tuners to the file."""
         if self.path is not None:
             append_records(self.path, self.records())
 
-    def begin(self, trial: Trial, deadline_seconds: float, most: int | None) -> bool:
-        """Whether a trial may be probed. Of several tuners that chose one setting at one instant
-        the one whose trial has the lowest number may, and `most` probes in the whole study."""
+    def begin(self, trial: Trial, deadline_seconds: float, limit: int | None) -> bool:
+        """Whether a trial may be probed. Of several tuners that chose one setting at once, the one
+        whose trial has the lowest number may. The whole study has at most `limit` probes."""
         if not self.is_shared:
             return True
         until = time.time() + deadline_seconds + MARGIN_SECONDS
@@ -261,14 +261,14 @@ class ProbeStudy:
                 break
             time.sleep(CHOOSING_SECONDS)
         ended = [t for t in earlier if t.state.is_finished() and RECORD in t.user_attrs]
-        unknown = [*running, *(t for t in ended if t.number not in self._records)]
-        is_taken = any(t.params == trial.params for t in unknown)
-        return not is_taken and (most is None or len(running) + len(ended) < most)
+        others = [*running, *(t for t in ended if t.number not in self._records)]
+        is_taken = any(t.params == trial.params for t in others)
+        return not is_taken and (limit is None or len(running) + len(ended) < limit)
 
     def _is_alive(self, trial: FrozenTrial) -> bool:
-        """Whether a RUNNING trial's tuner may still be at it: dead once its probe should have
-        ended, by clocks that agree. The heartbeats of a database say it sooner, but not of one
-        that was killed before its first."""
+        """Whether the tuner of a RUNNING trial may be alive: until its probe should have ended, by
+        clocks that agree. The heartbeats of a database tell sooner, except of a tuner that was
+        killed before its first."""
         begun = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
         return time.time() < float(trial.user_attrs.get(UNTIL, begun + MARGIN_SECONDS))
 
@@ -280,12 +280,12 @@ class ProbeStudy:
             warnings.simplefilter("ignore", ExperimentalWarning)
             optuna.storages.fail_stale_trials(self.optuna)
             running = self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        found = (self.params.candidate(t.params) for t in running if self._is_alive(t))
-        return {candidate.id for candidate in found if candidate is not None}
+        candidates = (self.params.candidate(t.params) for t in running if self._is_alive(t))
+        return {candidate.id for candidate in candidates if candidate is not None}
 
 
 def _study_copy(record: MeasurementRecord) -> str:
-    """The record as the study keeps it: step times thinned evenly where there are very many."""
+    """A record as the study has it: very many step times are thinned evenly."""
     samples, stride = record.step_seconds, len(record.step_seconds) / MAX_SAMPLES
     if stride > 1:
         few = tuple(samples[int(i * stride)] for i in range(MAX_SAMPLES))
@@ -293,24 +293,24 @@ def _study_copy(record: MeasurementRecord) -> str:
     return format_record(record).decode().strip()
 
 
-# Where it is kept: any Optuna storage, with errors that say what to do.
+# The storage: any of Optuna's, with errors that say what to do.
 
 
 class StudyError(PlannerError):
-    """The study cannot be opened, read or written, or it is another's."""
+    """The study cannot be opened, read or written, or it belongs to another model or device."""
 
 
 @contextmanager
 def storage_faults(source: str, *more: type[Exception]) -> Iterator[None]:
-    """Turns what Optuna and its databases raise, and `more`, into a StudyError."""
+    """Turns the errors of Optuna and its databases, and `more`, into a StudyError."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    known: tuple[type[Exception], ...] = (
+    errors: tuple[type[Exception], ...] = (
         optuna.exceptions.OptunaError, SQLAlchemyError, OSError, json.JSONDecodeError, *more,
     )  # fmt: skip
     try:
         yield
-    except known as error:
+    except errors as error:
         raise StudyError(
             f"{source} cannot be used: {_root_text(error)}.",
             "Mend that and run the same command: a study that is gone is made again from the "

@@ -34,7 +34,7 @@ from planner.report.text import table_text
 from search.loop.options import SearchOptions
 from search.loop.sampler import PLAIN_SHARE
 from search.loop.search import Limits, Search, find_plain_arm
-from search.loop.space import Choice
+from search.loop.space import Pick
 from search.loop.study import Identity, ProbeStudy
 from search.loop.surrogate.prior import ALIKE_SHARE
 from tests.benchmarks.described_devices import describe
@@ -185,7 +185,7 @@ def search_device(device: Device, budget_seconds: float = math.inf) -> Ended:
     limits = Limits(trials, budget, clock=lambda: 0.0)
     probe = ReplayProber(SimulatedProber(device), limits)
 
-    def counted(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    def counted(choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         phases.append(choice.phase)
         return probe(choice, probe_id, deadline_seconds)
 

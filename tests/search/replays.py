@@ -12,7 +12,7 @@ from search.loop.options import read_options
 from search.loop.prober import OnProgress, less_headroom
 from search.loop.records import make_folder, write_result
 from search.loop.search import Limits, Search, find_plain_arm
-from search.loop.space import Candidate, Choice, setting_id, space_of
+from search.loop.space import Candidate, Pick, setting_id, space_of
 from search.loop.study import Identity, ProbeStudy
 from search.loop.surrogate.prior import Prior, generic_prior
 from search.probe.evidence import is_feasible
@@ -56,7 +56,7 @@ class ReplayProber:
     def __init__(self, replay: Any, limits: Limits) -> None:
         self.replay, self.limits = replay, limits
 
-    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    def __call__(self, choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         record = self.replay.probe(choice.candidate)
         end = self.limits.seconds_left()
         if end is not None and record.probe_seconds > end:  # a device's would have been cut short

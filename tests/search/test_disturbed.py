@@ -17,7 +17,7 @@ from search.loop.recommend import Summary, recommend
 from search.loop.records import read_records
 from search.loop.sampler import PlannerSampler
 from search.loop.search import MAX_CROWDED, MAX_LOST
-from search.loop.space import Candidate, Choice, make_space
+from search.loop.space import Candidate, Pick, make_space
 from search.loop.study import SpaceParams
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import generic_prior
@@ -211,13 +211,13 @@ def run(folder: Path, prober: Any, **options: Any) -> Recommendation:
     return tune(MODEL, prober=prober, **{**plain, **options})
 
 
-def crowded_out(choice: Choice, *_: object) -> MeasurementRecord:
+def crowded_out(choice: Pick, *_: object) -> MeasurementRecord:
     """A neighbour has come, holds 13 GiB and takes the rest."""
     record = make_record(choice.candidate.setting, total_bytes=1)
     return record.model_copy(update={"free_bytes": 3 * GIB})
 
 
-def on_a_lost_device(choice: Choice, *_: object) -> MeasurementRecord:
+def on_a_lost_device(choice: Pick, *_: object) -> MeasurementRecord:
     """The GPU has fallen off the bus: not even a context can be made."""
     words = "AcceleratorError: CUDA error: unknown error\nSearch for it."
     return failed(make_record(choice.candidate.setting), phase="device", message=words)
@@ -257,7 +257,7 @@ def test_a_study_resumed_with_more_memory_asks_again(
         left = MemoryInUse(16 * GIB, (16 - free) * GIB, free * GIB)
         monkeypatch.setattr(tune_file, "least_free", lambda wanted, left=left: left)
 
-        def prober(choice: Choice, *_: object, free: int = free) -> MeasurementRecord:
+        def prober(choice: Pick, *_: object, free: int = free) -> MeasurementRecord:
             record = make_record(choice.candidate.setting, total_bytes=free * GIB)
             return record.model_copy(update={"free_bytes": free * GIB})
 

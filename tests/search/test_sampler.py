@@ -11,7 +11,7 @@ from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import Expected
 from search.loop.sampler import MAX_FAILURES, PlannerSampler
 from search.loop.search import find_plain_arm
-from search.loop.space import Choice, candidate, make_space, setting_id, space_of
+from search.loop.space import Pick, candidate, make_space, setting_id, space_of
 from search.loop.study import SpaceParams
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import (
@@ -54,7 +54,7 @@ class Told(PlannerSampler):
         super().__init__(posterior, params, tolerance, arm, lambda: self.left)
         self.replay = replay
 
-    def asked(self, left: float | None = None) -> Choice | None:
+    def asked(self, left: float | None = None) -> Pick | None:
         self.left = left
         return self.choose()
 

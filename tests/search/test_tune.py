@@ -16,7 +16,7 @@ from planner.core.units import GIB
 from planner.memory.allocator_config import VARIABLES
 from search.loop.records import read_records
 from search.loop.search import Limits
-from search.loop.space import Choice, make_space
+from search.loop.space import Pick, make_space
 from search.loop.study import Identity
 from search.probe.device import versions, worker_environment
 from search.probe.parent import probe_environment
@@ -39,7 +39,7 @@ TABLE = invented_table()
 pytestmark = pytest.mark.usefixtures("gpu")
 
 
-def probe(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+def probe(choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
     return make_record(choice.candidate.setting, total_bytes=14 * GIB)
 
 
@@ -78,7 +78,7 @@ def test_a_global_batch_is_held_and_trials_count_over_resumption(tmp_path: Path)
 def test_an_interrupt_ends_with_the_best_so_far(tmp_path: Path) -> None:
     calls = []
 
-    def interrupted(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    def interrupted(choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         calls.append(choice)
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -114,9 +114,9 @@ def test_a_machine_that_can_start_no_probe_is_said_and_no_storage_is_blamed(tmp_
 def test_a_contract_that_some_settings_break_ends_no_search(tmp_path: Path) -> None:
     """As a batch that is larger than the user's data: others were measured. (Where none was, it
     ends the search: tests/tasks/test_tune.py.)"""
-    calls: list[Choice] = []
+    calls: list[Pick] = []
 
-    def sometimes(choice: Choice, *more: Any) -> MeasurementRecord:
+    def sometimes(choice: Pick, *more: Any) -> MeasurementRecord:
         done = probe(choice, *more)
         calls.append(choice)
         return failed(done, "unsupported", phase=CONTRACT) if len(calls) == 2 else done
@@ -129,7 +129,7 @@ def test_a_contract_that_some_settings_break_ends_no_search(tmp_path: Path) -> N
 def test_a_probe_may_not_outlast_the_budget(tmp_path: Path) -> None:
     deadlines = []
 
-    def endless(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    def endless(choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         deadlines.append(deadline_seconds)
         done = probe(choice, probe_id, deadline_seconds)
         return done if len(deadlines) == 1 else failed(done, "timed_out")
@@ -145,7 +145,7 @@ def test_a_probe_may_not_outlast_the_budget(tmp_path: Path) -> None:
 def test_a_short_budget_begins_with_what_is_surely_measured(tmp_path: Path) -> None:
     """On a busy machine, where a step of four images outlasts the budget."""
 
-    def busy(choice: Choice, *more: Any) -> MeasurementRecord:
+    def busy(choice: Pick, *more: Any) -> MeasurementRecord:
         done = probe(choice, *more)
         return done if choice.candidate.images <= 2 else failed(done, "timed_out")
 

@@ -20,7 +20,7 @@ from typing import Any
 from planner.cli import main
 from planner.core.schema import MeasurementRecord
 from planner.core.units import GIB
-from search.loop.space import Choice
+from search.loop.space import Pick
 from search.probe.device import MemoryInUse
 from search.tuning import tune as tune_file
 from search.tuning.tune import device_prior
@@ -50,7 +50,7 @@ class SlowProber:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    def __call__(self, choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         self.calls += 1
         time.sleep(0.05)
         if self.calls == 2 and "--wait" in sys.argv:

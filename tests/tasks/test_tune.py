@@ -19,7 +19,7 @@ from planner.trainers.emission import emit
 from planner.trainers.plan import Emitted
 from planner.trainers.registry import TARGETS
 from search.loop.prober import progress_line
-from search.loop.space import Choice
+from search.loop.space import Pick
 from search.probe.device import describe_device
 from search.probe.parent import _record
 from search.probe.protocol import ProbeRequest, Report
@@ -38,7 +38,7 @@ class InThisProcess:
         self.model = FactoryModel(factory=f"mine:{name}", image_size=(8, 8))
         self.num_probes = 0
 
-    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    def __call__(self, choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         self.num_probes += 1
         request = ProbeRequest(
             probe_id=probe_id, model=self.model, setting=choice.candidate.setting, max_steps=2

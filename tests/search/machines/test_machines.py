@@ -14,7 +14,7 @@ from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.options import SearchOptions
 from search.loop.records import read_records
 from search.loop.search import Limits, Search
-from search.loop.space import Choice, make_space
+from search.loop.space import Pick, make_space
 from search.loop.study import ProbeStudy
 from search.loop.surrogate.prior import generic_prior
 from tests.search.tables import GPU, MODEL, SMALL, make_record
@@ -138,7 +138,7 @@ def test_what_a_tuner_measured_whose_trial_was_freed_meanwhile_is_kept(
     here, there = (ProbeStudy(space, storage=storage.format(tmp_path)) for _ in range(2))
     asked: list[TrainSetting] = []
 
-    def prober(choice: Choice, *_: object) -> MeasurementRecord:
+    def prober(choice: Pick, *_: object) -> MeasurementRecord:
         asked.append(choice.candidate.setting)
         if len(asked) == 1:
             (mine,) = there.optuna.get_trials(states=(TrialState.RUNNING,))
