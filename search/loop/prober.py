@@ -22,7 +22,7 @@ from planner.report.text import describe_setting
 from search.loop.options import SearchOptions
 from search.loop.space import Candidate, Pick
 from search.probe.device import MemoryInUse
-from search.probe.parent import STEP_MODULES, ForkServer, ProbeEvent, run_probe
+from search.probe.parent import STEP_MODULES, ProbeEvent, ProbeServer, run_probe
 from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
 
 FIRST_SHARE = 0.1  # of the time left: the steps of the first probe are timed for at most that
@@ -57,7 +57,7 @@ class DeviceProber:
         self.cap_bytes, self.on_progress, self.modules = cap_bytes, on_progress, modules
 
     def __enter__(self) -> DeviceProber:
-        self.fork_server = ForkServer(self.model, self.modules)
+        self.fork_server = ProbeServer(self.model, self.modules)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,7 +15,7 @@ from planner.core.units import format_bytes, format_seconds
 from planner.report.text import describe_changes
 from search.loop.prober import ENDINGS
 from search.loop.space import candidate, simplicity
-from search.probe.evidence import price_of_compiling, usual
+from search.probe.evidence import price_of_compiling, representatives
 
 MAX_RUNNERS_UP = 5
 # A simpler setting is worth a note if it costs at most this share of the best rate: a judgement.
@@ -260,7 +260,7 @@ class Contender:
 
     @property
     def judged(self) -> list[MeasurementRecord]:
-        return usual(self.records, is_hot=bool(self.slower))
+        return representatives(self.records, is_hot=bool(self.slower))
 
     @property
     def evidence(self) -> MeasurementRecord:

@@ -16,7 +16,7 @@ from planner.core.schema.setting import COMPILE_MODES
 from planner.core.units import format_seconds
 from search.loop.space import TOLERANCE, Phase, Pick, Space
 from search.loop.study import SpaceParams
-from search.loop.surrogate.posterior import Posterior, Prediction, is_plain
+from search.loop.surrogate.posterior import Posterior, Prediction, needs_nothing_special
 from search.loop.surrogate.prior import compilation_of
 from search.loop.surrogate.process import Array, Mask, Values
 
@@ -178,7 +178,7 @@ class PlannerSampler(BaseSampler):
         failed = [r.status in ("unsupported", "crashed") for r in self.posterior.history]
         wishes: list[Any] = []  # masks; each narrows the choice, unless it leaves nothing
         if sum(failed) >= MAX_FAILURES:
-            wishes.append([is_plain(c.setting) for c in self.space.candidates])
+            wishes.append([needs_nothing_special(c.setting) for c in self.space.candidates])
         if self.posterior.time_is_guessed:
             # Nobody knows what a step takes here: a small batch without a compiler says it soonest.
             largest = CALIBRATION_BATCH if room > HASTY_SECONDS else 2

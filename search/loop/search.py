@@ -24,7 +24,7 @@ from search.loop.records import RecordsNotWrittenError
 from search.loop.sampler import PlannerSampler
 from search.loop.space import AXES, Candidate, Pick, Space, candidate, setting_id
 from search.loop.study import Identity, ProbeStudy, storage_faults
-from search.loop.surrogate.posterior import Posterior, is_plain
+from search.loop.surrogate.posterior import Posterior, needs_nothing_special
 from search.loop.surrogate.prior import Prior, compilation_of
 from search.probe.evidence import is_feasible
 from search.probe.protocol import broke_contract
@@ -178,17 +178,17 @@ class Search:
 
     def _fails_alike(self) -> bool:
         """Whether all probes ended in one and the same crash or refusal (a library is missing),
-        those of plain settings in each precision and attention among them: then no setting will
-        do."""
+        those of settings that need nothing special, in each precision and attention, among them:
+        then no setting will do."""
         records = self.in_space()
         ends = {(r.status, r.message) for r in records}
         status = next(iter(ends))[0] if len(ends) == 1 else ""
         if status not in ("crashed", "unsupported", "faulty") or len(records) < SAME_FAILURES:
             return False
-        plain = [c.setting for c in self.space.candidates if is_plain(c.setting)]
+        undemanding = [c.setting for c in self.space.candidates if needs_nothing_special(c.setting)]
         tried = [r.setting for r in records]
-        return not plain or (any(map(is_plain, tried)) and all(
-            {getattr(s, axis) for s in plain} <= {getattr(s, axis) for s in tried}
+        return not undemanding or (any(map(needs_nothing_special, tried)) and all(
+            {getattr(s, axis) for s in undemanding} <= {getattr(s, axis) for s in tried}
             for axis in NUMERIC_AXES
         ))  # fmt: skip
 

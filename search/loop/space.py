@@ -422,7 +422,7 @@ def _batches(
     return [{"batch_size": b, "accumulate": share // b} for b in sorted(set(fitting))]
 
 
-_PLAIN = {
+_SIMPLEST_FIRST = {
     "compile": COMPILE_MODES,
     "parallelism": PARALLELISMS,
     "checkpointing": ("none", "selective", "blocks", "stages"),
@@ -448,11 +448,11 @@ def simplicity(setting: TrainSetting) -> tuple[int, ...]:
     checkpointing = setting.checkpointing.partition(":")[0]
     others = sum(getattr(setting, field) != plain for field, plain in _OTHER_DEFAULTS.items())
     return (
-        _PLAIN["compile"].index(setting.compile),
-        _PLAIN["parallelism"].index(setting.parallelism),
-        _PLAIN["checkpointing"].index(checkpointing),
-        _PLAIN["precision"].index(setting.precision),
-        _PLAIN["attention"].index(setting.attention),
+        _SIMPLEST_FIRST["compile"].index(setting.compile),
+        _SIMPLEST_FIRST["parallelism"].index(setting.parallelism),
+        _SIMPLEST_FIRST["checkpointing"].index(checkpointing),
+        _SIMPLEST_FIRST["precision"].index(setting.precision),
+        _SIMPLEST_FIRST["attention"].index(setting.attention),
         int(setting.optimizer_implementation != "foreach"),
         others,
         setting.accumulate,

@@ -48,7 +48,7 @@ def slowed_by(record: MeasurementRecord) -> str:
     return "heat" if was_throttled(record) else "others"
 
 
-def usually_slowed_by(records: Iterable[MeasurementRecord]) -> str:
+def usual_cause(records: Iterable[MeasurementRecord]) -> str:
     """What usually slows the probes of a device, and will slow the training: "heat" where most were
     throttled, "others" where other programs disturbed all, else "". One probe is not enough."""
     kinds = [slowed_by(record) for record in records if record.status == "measured"]
@@ -57,13 +57,13 @@ def usually_slowed_by(records: Iterable[MeasurementRecord]) -> str:
     return "others" if kinds.count("others") == len(kinds) > 1 else ""
 
 
-def usual(records: Sequence[MeasurementRecord], is_hot: bool) -> list[MeasurementRecord]:
+def representatives(records: Sequence[MeasurementRecord], is_hot: bool) -> list[MeasurementRecord]:
     """The records of a device as it usually runs: throttled where it `is_hot`, else undisturbed;
     all records where there is none such. The others are faster or slower for another reason."""
-    return [r for r in records if is_usual(r, is_hot)] or list(records)
+    return [r for r in records if is_representative(r, is_hot)] or list(records)
 
 
-def is_usual(record: MeasurementRecord, is_hot: bool) -> bool:
+def is_representative(record: MeasurementRecord, is_hot: bool) -> bool:
     return was_throttled(record) if is_hot else not is_disturbed(record)
 
 

@@ -21,8 +21,7 @@ from planner.core import failures
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model, ProbeStatus, TrainSetting
 from planner.core.schema.record import RankRecord, WorldInfo
 from planner.core.units import MIB
-from planner.machine.forking import ForkServer as WarmProcess
-from planner.machine.forking import Workers
+from planner.machine.forking import ForkServer, Workers
 from planner.machine.host import read_host
 from planner.recording.recordings import library_modules
 from search.probe import protocol
@@ -60,7 +59,7 @@ def run_probe(
     device: DeviceInfo | None = None,
     on_event: Callable[[ProbeEvent], None] | None = None,
     on_result: Callable[[MeasurementRecord], None] | None = None,
-    fork_server: ForkServer | None = None,
+    fork_server: ProbeServer | None = None,
 ) -> MeasurementRecord:
     """Runs `request`, a short real training, in a process of its own from its start to its end.
 
@@ -73,8 +72,7 @@ def run_probe(
     """
     devices = rank_devices(request.device, request.setting)
     first, *_ = [describe_device(name) for name in dict.fromkeys(devices)]
-    cap = {"memory_cap_bytes": request.memory_cap_bytes}
-    described = device or first.model_copy(update=cap)
+    described = device or first.model_copy(update={"memory_cap_bytes": request.memory_cap_bytes})
     date = datetime.now(UTC).isoformat(timespec="seconds")
     # What other processes hold of each GPU. On the CPU only the worker's own growth counts.
     before = {name: memory_in_use(name) for name in devices if name != "cpu"}
@@ -99,7 +97,7 @@ def run_probe(
 
     tell("start")
     with (
-        nullcontext(fork_server) if fork_server else ForkServer(request.model) as server,
+        nullcontext(fork_server) if fork_server else ProbeServer(request.model) as server,
         rank_places(len(devices), rank_threads(len(devices))) as places,
     ):
         orders = [
@@ -109,10 +107,10 @@ def run_probe(
             )
             for name, place in zip(devices, places, strict=True)
         ]  # fmt: skip
-        attendance = Attendance(orders, deadline_seconds, server, hear)
-        outcome = combine(attendance.run(report_measured))
+        monitor = WorkerMonitor(orders, deadline_seconds, server, hear)
+        outcome = combine(monitor.run(report_measured))
     if outcome.free_bytes is None:
-        outcome = _with_crowding(outcome, before, attendance.has_ended)
+        outcome = _with_crowding(outcome, before, monitor.has_ended)
     tell("end")
     return record_of(outcome)
 
@@ -198,12 +196,12 @@ class _Rank:
                 self.errors = (self.errors + os.read(self.errors_fd, _READ_BYTES))[-TAIL_BYTES:]
 
 
-class Attendance:
+class WorkerMonitor:
     """Runs a worker for each of `orders`, forked from `server`, until it and all that it started
     have ended. `hear` receives the progress of the first."""
 
     def __init__(
-        self, orders: Sequence[protocol.WorkOrder], deadline_seconds: float, server: ForkServer,
+        self, orders: Sequence[protocol.WorkOrder], deadline_seconds: float, server: ProbeServer,
         hear: Callable[[protocol.ProgressMessage], None],
     ) -> None:  # fmt: skip
         self.orders, self.server, self.hear = orders, server, hear
@@ -222,13 +220,13 @@ class Attendance:
             self.ranks = [_Rank(fd) for fd in reading]
             orders = [order.model_dump_json() for order in self.orders]
             with self.server.fork(self.server.work, orders, writing) as workers:
-                outcomes = self._attend(workers)
+                outcomes = self._watch(workers)
                 if outcomes[0].status == "measured":
                     on_measured(outcomes)
             self.has_ended = workers.are_gone
         return outcomes
 
-    def _attend(self, workers: Workers) -> list[protocol.OutcomeMessage]:
+    def _watch(self, workers: Workers) -> list[protocol.OutcomeMessage]:
         limit = self.orders[0].deadline
         while not (self._is_decided() or workers.are_gone):
             left = max(0.0, limit - time.monotonic())
@@ -422,7 +420,7 @@ STEP_MODULES = ("search.probe.worker.measure", "torch._dynamo")
 WORLD_MODULES = (*STEP_MODULES, "torch.distributed.fsdp")
 
 
-class ForkServer(WarmProcess):
+class ProbeServer(ForkServer):
     """The server from which probes fork. It imports `modules` and the library of `model`; a user's
     factory runs only in workers. Workers call `work`, in the environment and the current directory
     of the moment at which the server was made."""

@@ -166,7 +166,7 @@ _MESSAGE_CHARACTERS = 1500
 _FIRST_LINE_CHARACTERS = 500
 
 
-def shorten(text: str) -> str:
+def cut_message(text: str) -> str:
     """A long text cut to its first line, which names the error, and its end, which says where."""
     if len(text) <= _MESSAGE_CHARACTERS:
         return text
@@ -189,7 +189,7 @@ def last_words(stderr: str) -> str:
     first = fatal[-1] if fatal else max(0, len(lines) - _LAST_LINES)
     uncaught = [i for i, line in enumerate(lines[:first]) if line.startswith("terminate called")]
     kept = lines[uncaught[-1] : min(uncaught[-1] + 2, first)] if uncaught else []
-    return shorten("\n".join([*kept, *lines[first : first + _FATAL_LINES]]))
+    return cut_message("\n".join([*kept, *lines[first : first + _FATAL_LINES]]))
 
 
 def describe_exit(wait_status: int) -> str:

@@ -24,7 +24,7 @@ from planner.core.schema.record import BUDGET_ENDED
 from planner.report.text import describe_setting
 from search.loop.records import append_records, read_records
 from search.probe.device import choose_device, describe_device
-from search.probe.parent import STEP_MODULES, ForkServer, run_probe
+from search.probe.parent import STEP_MODULES, ProbeServer, run_probe
 from search.probe.protocol import ProbeRequest
 from tests.truth.compare import QUANTITIES, accuracy, compare
 from tests.truth.matrix import Row, read_matrix, row_key
@@ -116,7 +116,7 @@ def measure(
         )
     left = remaining_rows(rows, known.records, describe_device(device).title)
     print(f"{len(left)} rows", flush=True)
-    ends_at, servers = time.monotonic() + budget_seconds, dict[str, ForkServer]()
+    ends_at, servers = time.monotonic() + budget_seconds, dict[str, ProbeServer]()
     with ExitStack() as stack:
         for row in left:
             rest = ends_at - time.monotonic()
@@ -125,7 +125,7 @@ def measure(
             deadline = row_deadline(row)
             library = "" if isinstance(row.model, FactoryModel) else row.model.library
             if library not in servers:
-                server = ForkServer(row.model if library else None, STEP_MODULES)
+                server = ProbeServer(row.model if library else None, STEP_MODULES)
                 servers[library] = stack.enter_context(server)
                 deadline += IMPORT_SECONDS
             request = ProbeRequest(

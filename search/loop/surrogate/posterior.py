@@ -22,7 +22,7 @@ from search.loop.recommend import Contender
 from search.loop.space import Candidate, Space
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior, ProbeCosts
 from search.loop.surrogate.process import Array, GaussianProcess, Mask
-from search.probe.evidence import is_feasible, median_interval, slowed_by, usually_slowed_by
+from search.probe.evidence import is_feasible, median_interval, slowed_by, usual_cause
 
 # Between processes the same setting repeats to about a percent, whatever the samples of one say:
 # an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
@@ -91,7 +91,7 @@ class Posterior:
         """The candidates that no probe is spent on any more: those that failed or are known, and
         those that share too much with the failures. A disturbed one is known after a second probe,
         or where the device usually runs so."""
-        known, usual = self.settled.copy(), ("", self.seconds.usual)
+        known, usual = self.settled.copy(), ("", self.seconds.usual_cause)
         clear = [i for i, r in self.records.items() if len(r) > 1 or slowed_by(r[0]) in usual]
         known[clear] = True
         least = BROKEN if self.seconds.indices else SURELY_BROKEN
@@ -118,7 +118,7 @@ class Posterior:
             self.settled |= self._same_arm(index) & (record.status != "crashed")
         if record.status == "out_of_memory":
             self._learn_out_of_memory(index, record)
-        self.seconds.usual = usually_slowed_by(r for rs in self.records.values() for r in rs)
+        self.seconds.usual_cause = usual_cause(r for rs in self.records.values() for r in rs)
 
     def _learn_measured(self, index: int, record: MeasurementRecord) -> None:
         self.broken_parts.clear(index)
@@ -192,7 +192,7 @@ class Posterior:
             for i, records in self.records.items()
             if all(is_feasible(record, self.budget_bytes) for record in records)
         }
-        if contenders and self.seconds.usual == "heat":
+        if contenders and self.seconds.usual_cause == "heat":
             slower, probed = self.seconds.slowness("heat")[0][:-1], np.array(self.seconds.indices)
             for i, c in contenders.items():
                 contenders[i] = replace(c, slower=tuple(np.exp(slower[probed == i]).tolist()))
@@ -209,7 +209,7 @@ class Posterior:
         if index is None:
             return None
         predicted = self.predict()
-        slower, slower_sd = self.seconds.slowness(self.seconds.usual)
+        slower, slower_sd = self.seconds.slowness(self.seconds.usual_cause)
         log_rate = float(self.log_images[index] - predicted.log_seconds[index] - slower[-1])
         seconds_sd = hypot(predicted.log_seconds_sd[index], slower_sd, REPEAT_SD)
         bytes_sd = hypot(predicted.log_bytes_sd[index], MEMORY_SD)
@@ -355,7 +355,7 @@ class BrokenParts:
         return broken + (1 - broken) * float(ALONE ** self.failed[arm])
 
 
-def is_plain(setting: TrainSetting) -> bool:
+def needs_nothing_special(setting: TrainSetting) -> bool:
     """Whether it needs nothing that a machine may lack: eager, and an optimizer of many kernels."""
     if setting.compiles or setting.optimizer_implementation == "fused":
         return False

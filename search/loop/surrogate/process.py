@@ -114,11 +114,12 @@ class GaussianProcess:
         self.values: list[float] = []
         self.noises: list[float] = []
         self.slowed: list[str] = []
-        self.usual = ""
+        self.usual_cause = ""
 
     def observe(self, index: int, log_value: float, noise: float, slowed: str = "") -> None:
         """Adds a probe of candidate `index`. `noise` is its standard deviation, `slowed` what
-        slowed it ("heat", "others" or ""). Predictions are of a device slowed by the `usual`."""
+        slowed it ("heat", "others" or ""). Predictions are for a device that the `usual_cause`
+        slows."""
         self.indices.append(index)
         self.values.append(log_value)
         self.noises.append(hypot(noise, SLOWED_SD[slowed]))
@@ -168,12 +169,12 @@ class GaussianProcess:
     def _assumed_slowness(self, *following: str) -> Array:
         """By how much slowed probes are assumed to be slower, and those that follow."""
         slowed = np.array([*self.slowed, *following], dtype=bool)
-        return np.asarray(SLOWED * (slowed * 1.0 - bool(self.usual)))
+        return np.asarray(SLOWED * (slowed * 1.0 - bool(self.usual_cause)))
 
     def _covariance(self, belief: Belief) -> Array:
         """The covariance of the probes: of their settings, their noise, and what slowed them."""
         by_others = np.array([slowed == "others" for slowed in self.slowed], dtype=bool)
-        odd = CROWDED_SD * (by_others != (self.usual == "others"))
+        odd = CROWDED_SD * (by_others != (self.usual_cause == "others"))
         noise = np.diag(np.square(self.noises) + 1e-8) + odd[:, None] * odd
         probed = self._probed()
         kernel = self._kernel(probed[:, None], probed, belief)

@@ -66,10 +66,10 @@ def measure(
         # What disturbed the run until it failed: the failure may be due to it.
         flags = dict.fromkeys([*run.flags, *(run.meter.flags() if run.meter is not None else [])])
     if status == "crashed" and phase == "forward" and run.was_given_images and not lost:
-        message = f"{protocol.shorten(message)}\n{WRITE_A_TASK}"
+        message = f"{protocol.cut_message(message)}\n{WRITE_A_TASK}"
     return protocol.OutcomeMessage(
         status=status,
-        message=protocol.shorten(message),
+        message=protocol.cut_message(message),
         phase=phase,
         unit=run.unit,
         flags=tuple(flags),

@@ -329,7 +329,10 @@ def _doubt(memory: NvmlMemory, total: int) -> str:
 
 # What a GPU's driver said while steps were timed, summed up for the record.
 
-_PLAIN = ("sm_mhz", "sm_max_mhz", "memory_mhz", "temperature_c", "power_watts", "throttle_reasons")
+# The fields that the last reading gives.
+_LAST_READING_FIELDS = (
+    "sm_mhz", "sm_max_mhz", "memory_mhz", "temperature_c", "power_watts", "throttle_reasons",
+)  # fmt: skip
 # The fields that are a spread over all readings, and what is read for each.
 _SPREADS = {
     "busy_percent": "gpu_percent", "memory_busy_percent": "memory_percent",
@@ -342,7 +345,7 @@ ClockReading = Mapping[str, Any]
 
 def read_clocks(device: NvmlDevice) -> ClockReading:
     used = device.utilization
-    return {name: getattr(device, name) for name in _PLAIN} | {
+    return {name: getattr(device, name) for name in _LAST_READING_FIELDS} | {
         "gpu_percent": used and used.gpu_percent, "memory_percent": used and used.memory_percent,
     }  # fmt: skip
 
@@ -352,7 +355,7 @@ def sum_up(readings: Sequence[ClockReading]) -> Clocks | None:
     between what the others lay."""
     if not readings:
         return None
-    found = {name: readings[-1][name] for name in _PLAIN}
+    found = {name: readings[-1][name] for name in _LAST_READING_FIELDS}
     found["throttle_reasons"] = sorted({why for r in readings for why in r["throttle_reasons"]})
     for field, name in _SPREADS.items():
         if known := [reading[name] for reading in readings if reading[name] is not None]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-from search.probe.parent import ForkServer
+from search.probe.parent import ProbeServer
 
 CODE = "PLANNER_TEST_CODE"
 MODULES = ("tests.search.probe.stand_in",)
@@ -15,7 +15,7 @@ MODULES = ("tests.search.probe.stand_in",)
 SLEEPER = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork(); time.sleep(600)"
 
 
-class StandIn(ForkServer):
+class StandIn(ProbeServer):
     work = "tests.search.probe.stand_in:work"
 
 

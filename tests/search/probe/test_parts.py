@@ -272,12 +272,12 @@ def test_worker_reads_the_memory_of_what_fails(
 def test_long_text_keeps_its_first_line_and_its_end() -> None:
     """InductorError's begins with the cause and ends with where; between them stands a graph."""
     text = "torch.compile failed: InductorError: the cause\n" + "graph\n" * 2000 + "at layer 7"
-    short = protocol.shorten(text)
+    short = protocol.cut_message(text)
     assert len(short) == 1500
     assert short.startswith("torch.compile failed: InductorError: the cause\n…\n")
     assert short.endswith("graph\nat layer 7")
-    assert protocol.shorten("word\n" * 9) == "word\n" * 9
-    assert len(protocol.shorten("x" * 5000)) == 1500
+    assert protocol.cut_message("word\n" * 9) == "word\n" * 9
+    assert len(protocol.cut_message("x" * 5000)) == 1500
     assert protocol.last_words("a\n\nb\n") == "a\nb"
 
 

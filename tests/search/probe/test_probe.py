@@ -19,7 +19,7 @@ from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
 from search.probe import protocol
 from search.probe.device import versions
-from search.probe.parent import TAIL_BYTES, ForkServer, ProbeEvent, run_probe
+from search.probe.parent import TAIL_BYTES, ProbeEvent, ProbeServer, run_probe
 from search.probe.protocol import ProbeRequest
 from tests.search.probe.stand_in import CODE, MODULES, StandIn
 from tests.search.probes import AMPLE_SECONDS, request_of
@@ -55,9 +55,9 @@ def token() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def fork_server(token: str) -> Iterator[ForkServer]:
+def fork_server(token: str) -> Iterator[ProbeServer]:
     """One for all real probes: what a worker does must not reach the next."""
-    with ForkServer() as found:
+    with ProbeServer() as found:
         yield found
 
 
@@ -74,11 +74,11 @@ def _nothing_remains(token: str, request: pytest.FixtureRequest) -> Iterator[Non
     assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
 
 
-def ran(request: ProbeRequest, server: ForkServer, **how: Any) -> MeasurementRecord:
+def ran(request: ProbeRequest, server: ProbeServer, **how: Any) -> MeasurementRecord:
     return run_probe(request, **{"deadline_seconds": AMPLE_SECONDS, "fork_server": server, **how})
 
 
-def test_a_step_is_measured_and_its_phases_are_told(fork_server: ForkServer) -> None:
+def test_a_step_is_measured_and_its_phases_are_told(fork_server: ProbeServer) -> None:
     """A weight of 64 MiB, its gradient and Adam's two states are alive together: 256 MiB, and the
     for-loop's temporaries of one weight each at most twice."""
     request = request_of("OneLargeWeight", optimizer="adamw-forloop", accumulate=2)
@@ -97,27 +97,27 @@ def test_a_step_is_measured_and_its_phases_are_told(fork_server: ForkServer) -> 
     assert times == sorted(times)
 
 
-def test_memory_that_a_cap_denies_is_named_with_its_phase(fork_server: ForkServer) -> None:
+def test_memory_that_a_cap_denies_is_named_with_its_phase(fork_server: ProbeServer) -> None:
     record = ran(request_of("out_of_memory_in_backward", cap_bytes=160 * MIB), fork_server)
     assert (record.status, record.phase) == ("out_of_memory", "backward")
     assert "can't allocate memory" in record.message
     assert (record.device.memory_cap_bytes, record.step_seconds) == (160 * MIB, ())
 
 
-def test_a_hang_ends_at_the_deadline_with_all_its_children(fork_server: ForkServer) -> None:
+def test_a_hang_ends_at_the_deadline_with_all_its_children(fork_server: ProbeServer) -> None:
     """Wherever a busy machine lets it come to; some of its children ignore SIGTERM."""
     record = ran(request_of("leave_children_and_hang"), fork_server, deadline_seconds=3.0)
     assert record.status == "timed_out"
     assert "3 s" in record.message
 
 
-def test_a_worker_that_is_killed_says_where_it_was(fork_server: ForkServer) -> None:
+def test_a_worker_that_is_killed_says_where_it_was(fork_server: ProbeServer) -> None:
     record = ran(request_of("kill_itself"), fork_server)
     assert (record.status, record.phase) == ("crashed", "forward")
     assert "SIGKILL" in record.message
 
 
-def test_two_ranks_are_measured_as_one(fork_server: ForkServer) -> None:
+def test_two_ranks_are_measured_as_one(fork_server: ProbeServer) -> None:
     """Time is the slower rank's, memory the fuller one's; rates are of one device and of all."""
     request = request_of("rank_1_holds_more", world_size=2, parallelism="ddp")
     record = ran(request, fork_server)
@@ -134,7 +134,7 @@ def test_two_ranks_are_measured_as_one(fork_server: ForkServer) -> None:
 
 @pytest.mark.compiler
 def test_a_step_is_compiled_and_the_compiler_is_not_held_to_the_cap(
-    fork_server: ForkServer,
+    fork_server: ProbeServer,
 ) -> None:
     request = request_of("Tiny", cap_bytes=64 * MIB, compile="default")
     record = ran(request, fork_server)
