@@ -7,7 +7,7 @@ from planner.core.units import GIB
 from planner.estimation.device_estimator import DeviceEstimator
 from planner.estimation.estimate import choose, estimate
 from planner.estimation.ledgers import step_ledger
-from planner.ledger.ledger import RECORDED_MICRO_BATCHES
+from planner.ledger.ledger import LEDGER_MICRO_BATCHES
 from planner.libraries.names import resolve_model
 from planner.machine.hardware import recognise_gpu
 from planner.throughput.prediction import predict_step
@@ -82,7 +82,7 @@ def test_a_small_share_of_the_optimizer_is_told_from_a_large_one(
     config, chosen = choose(model, eager, gpu, {})
     operations = step_ledger(config, chosen).operations()
     own = predict_step(
-        operations, rates_for(gpu, model), setting, min(setting.accumulate, RECORDED_MICRO_BATCHES)
+        operations, rates_for(gpu, model), setting, min(setting.accumulate, LEDGER_MICRO_BATCHES)
     )
     shared = DeviceEstimator(H100)(model, setting)
     assert shared.throughput.step_seconds == pytest.approx(own.step_seconds, rel=0.15)

@@ -17,12 +17,12 @@ from planner.estimation.estimate import choose, resolve
 from planner.estimation.ledgers import record_ledgers, step_ledger
 from planner.ledger import cache as ledger_cache
 from planner.ledger.cache import decode, encode, load, store
-from planner.ledger.ledger import HUGE, AffineLedger, Allocated, Computed, Ledger, Recorder
+from planner.ledger.ledger import HUGE, AffineLedger, Allocated, Computed, Ledger, ShapeLedgers
 from planner.machine.hardware import all_gpus, find_gpu
 from planner.memory.profile import _walk_template, find_instant, has_kept_workspaces, walk_ledger
 from planner.memory.scratch import Processors, size_scratch
 from planner.recording import recordings
-from planner.step.training import record_training
+from planner.step.training import run_on_shapes
 from tests.steps import in_canonical_order, on_shapes
 
 
@@ -143,7 +143,7 @@ def test_no_torch_is_imported_for_it(cache: Path) -> None:
     assert len(list(cache.iterdir())) == 1
 
 
-# A step on shapes recorded at a huge batch, read at others.
+# A step on shapes that runs at a huge batch gives the ledgers of others.
 
 walk_anew = _walk_template.__wrapped__  # the cache takes equal ledgers for one
 A100 = Processors(108, 2048, (8, 0))
@@ -162,25 +162,25 @@ SWINS = {
 }  # fmt: skip
 
 
-def recorder_of(case: str) -> Recorder:
+def ledgers_of(case: str) -> ShapeLedgers:
     model, of_model, of_setting = SWINS[case]
     config, setting = choose(model, TrainSetting(**of_setting), None, of_model)
     build = on_shapes(config, setting)
 
-    def record(batch_size: int) -> Ledger:
-        return record_training(build, config, setting.model_copy(update={"batch_size": batch_size}))
+    def run(batch_size: int) -> Ledger:
+        return run_on_shapes(build, config, setting.model_copy(update={"batch_size": batch_size}))
 
-    return Recorder(record)
+    return ShapeLedgers(run)
 
 
 @pytest.mark.parametrize("case", SWINS)
-def test_one_recording_of_a_huge_batch_is_that_of_any_other(case: str) -> None:
-    record = recorder_of(case).record
-    line = AffineLedger.from_huge(record(HUGE))
+def test_one_run_of_a_huge_batch_gives_every_other_ledger(case: str) -> None:
+    run = ledgers_of(case).run
+    line = AffineLedger.from_huge(run(HUGE))
     for batch in (2, 17):
-        found, recorded = line.ledger(batch), record(batch)
-        assert in_canonical_order(found.events) == in_canonical_order(recorded.events)
-        assert found.num_parameters == recorded.num_parameters
+        found, expected = line.ledger(batch), run(batch)
+        assert in_canonical_order(found.events) == in_canonical_order(expected.events)
+        assert found.num_parameters == expected.num_parameters
         # What is read off the line's own ledger is what the events say by themselves.
         alone = replace(found, events=tuple(found.events))
         assert walk_ledger(found) == walk_anew(alone, has_kept_workspaces())
@@ -206,20 +206,20 @@ def test_a_huge_batch_shows_what_shrinks_with_the_batch() -> None:
     assert line.ledger(9) == record(9)
 
 
-def test_a_recorder_records_three_times_at_most() -> None:
-    recorded = []
-    recorder = recorder_of("native")
-    record = recorder.record
+def test_a_step_on_shapes_runs_three_times_at_most() -> None:
+    batches = []
+    ledgers = ledgers_of("native")
+    run = ledgers.run
 
     def counted(batch_size: int) -> Ledger:
-        recorded.append(batch_size)
-        return record(batch_size)
+        batches.append(batch_size)
+        return run(batch_size)
 
-    recorder.record = counted
+    ledgers.run = counted
     for batch_size in (8, 8, 1, 2, 30, 1, 8, 64):
-        found, expected = recorder.ledger(batch_size), record(batch_size)
+        found, expected = ledgers.ledger(batch_size), run(batch_size)
         assert in_canonical_order(found.events) == in_canonical_order(expected.events)
-    assert recorded == [8, 1, HUGE]
+    assert batches == [8, 1, HUGE]
 
 
 # Ledgers on disk: equal when read back, absent when not whole, safe among processes, bounded.

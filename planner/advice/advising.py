@@ -5,6 +5,13 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
+from planner.advice.explaining import (
+    Bottleneck,
+    WaterfallStep,
+    apply_treatments,
+    find_bottleneck,
+    waterfall,
+)
 from planner.advice.flags import command, device_flags, flags
 from planner.advice.space import (
     NO_RECORDING,
@@ -14,13 +21,6 @@ from planner.advice.space import (
     may_need_resorts,
 )
 from planner.advice.table import Ranking, Table, rank
-from planner.advice.ways import (
-    Bottleneck,
-    WaterfallStep,
-    apply_treatments,
-    find_bottleneck,
-    waterfall,
-)
 from planner.advice.wish import (
     ALLOWED,
     EFFECTS,
@@ -43,7 +43,7 @@ from planner.estimation.arguments import ModelLike, SettingLike
 from planner.estimation.estimate import Estimate
 from planner.machine.hardware.gpu import Gpu
 from planner.memory.allocator_config import AllocatorConfig
-from planner.throughput.result import Training, read_training
+from planner.throughput.result import TrainingLength, read_length
 
 MAX_ROUNDS = 3  # in which steps are compiled: with one, other steps may be the best
 
@@ -192,14 +192,14 @@ def advise(
         global_batch=global_batch, keep=keep, allow=allow, allocator=allocator,
         link=link, overrides=overrides,
     )  # fmt: skip
-    training = read_training(epochs, images_per_epoch, wish.gpu)
+    length = read_length(epochs, images_per_epoch, wish.gpu)
     title = str(model) if isinstance(model, str | PathLike) else wish.model.title
     of_model = {k: v for k, v in overrides.items() if k not in TrainSetting.model_fields}
     if isinstance(model, FactoryModel):
         of_model |= _own_fields(model)
     options = allocator if isinstance(allocator, str) else None
     rounds = MAX_ROUNDS if recorded else 0
-    return _Advisor(wish, title, of_model, options, training, rounds).advice()
+    return _Advisor(wish, title, of_model, options, length, rounds).advice()
 
 
 def _own_fields(model: FactoryModel) -> dict[str, str]:
@@ -217,7 +217,7 @@ class _Advisor:
     title: str
     of_model: Mapping[str, Any]
     allocator: str | None
-    training: Training | None
+    length: TrainingLength | None
     rounds: int  # in which steps may be compiled
 
     def __post_init__(self) -> None:
@@ -325,7 +325,7 @@ class _Advisor:
         chosen = flags(choice, self.allocator, wish)
         return Way(
             setting=setting,
-            estimate=estimate.with_cost(self.training),
+            estimate=estimate.with_cost(self.length),
             changes=tuple(choice.differences(wish.plain).items()),
             effects=self._effects(choice.setting),
             flags=chosen,

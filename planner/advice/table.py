@@ -23,7 +23,7 @@ from planner.estimation.estimate import (
     on_line,
 )
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
-from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
+from planner.ledger.ledger import LEDGER_MICRO_BATCHES, Ledger
 from planner.libraries.limits import batch_multiple
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.compiled import has_known_graphs
@@ -34,7 +34,7 @@ from planner.throughput.result import Throughput, is_slower
 from planner.throughput.timeline import find_exchanges
 
 SMALLEST_BATCH = 8  # estimated where the batch is free, beside SAMPLE_BATCH
-FEW_PARTS = RECORDED_MICRO_BATCHES, RECORDED_MICRO_BATCHES + 1  # from which times of more follow
+FEW_PARTS = LEDGER_MICRO_BATCHES, LEDGER_MICRO_BATCHES + 1  # from which times of more follow
 MAX_COMPILED = 4  # steps that are compiled for one answer, each some minutes
 MAX_SECONDS = 900.0  # for all of them
 MAX_RANKINGS, MAX_RECORDED_RANKINGS = 20, 4  # of a table; what is recorded takes time
@@ -262,9 +262,9 @@ class Table:
             frees_early = setting.optimizer_in_backward or setting.compile in GRAPH_MODES
             if frees_early or not of_bytes or setting.batch_size <= SAMPLE_BATCH:
                 return None
-            parts = RECORDED_MICRO_BATCHES
+            parts = LEDGER_MICRO_BATCHES
         if of_bytes:
-            parts = min(parts, RECORDED_MICRO_BATCHES)
+            parts = min(parts, LEDGER_MICRO_BATCHES)
         low, high = self._end_points(choice, parts)
         if choice in (low, high):
             return None
@@ -354,7 +354,7 @@ def _compiled_key(setting: TrainSetting) -> TrainSetting:
 
 def _eager_key(setting: TrainSetting) -> TrainSetting:
     """What steps have in common whose eager ledgers differ in the batch only."""
-    parts = min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    parts = min(setting.accumulate, LEDGER_MICRO_BATCHES)
     return setting.uncompiled().model_copy(update={"batch_size": 1, "accumulate": parts})
 
 

@@ -22,7 +22,7 @@ from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.fabric import find_fabric
 from planner.machine.hardware.gpu import check_precision
 from planner.recording import recordings
-from planner.throughput.result import Training
+from planner.throughput.result import TrainingLength
 
 if TYPE_CHECKING:
     from planner.estimation.scaling import Scaled
@@ -38,7 +38,7 @@ NOT_FOR_MAX_BATCH = {
     "--batch-size": "it is what --max-batch finds",
     "--global-batch": "--max-batch finds the images of a device",
 }
-Row = tuple[Gpu | None, Model, ResolvedSetting]
+StepRow = tuple[Gpu | None, Model, ResolvedSetting]
 
 
 class EstimateRequest(Costed, Rows, Printed):
@@ -74,16 +74,16 @@ def estimate(request: EstimateRequest) -> None:
         precision = default_precision(request.only_gpu)
         defaults = {"precision": f"fp32,{precision}", "checkpointing": "none,blocks"}
     rows, remarks = read_rows(request.model, request, request.gpus, defaults)
-    training = request.training(next(iter(request.gpus), None))
+    length = request.training_length(next(iter(request.gpus), None))
     if request.max_batch:
-        _print_largest(request, rows, training)
+        _print_largest(request, rows, length)
     else:
-        _print_estimates(request, rows, remarks, training)
+        _print_estimates(request, rows, remarks, length)
 
 
 def read_rows(
     model: str, request: Rows, gpus: Sequence[Gpu], defaults: dict[str, str]
-) -> tuple[list[Row], list[str]]:
+) -> tuple[list[StepRow], list[str]]:
     """The rows to estimate: one for each setting, and on several GPUs one for each GPU, in a
     precision that it has; and remarks on rows that differ from the request. Raises UsageError and
     UnsupportedError."""
@@ -101,7 +101,7 @@ def read_rows(
     return on_gpus(resolved, gpus)
 
 
-def _record_rows(request: EstimateRequest, rows: list[Row]) -> list[Row]:
+def _record_rows(request: EstimateRequest, rows: list[StepRow]) -> list[StepRow]:
     """Record all steps that must be recorded and are not in the cache. Returns the rows that have a
     step then, and prints why others have none. Raises PlannerError where no row has one."""
     cards = recordings.stand_ins(gpu for gpu, *_ in rows)
@@ -128,7 +128,7 @@ def _record_rows(request: EstimateRequest, rows: list[Row]) -> list[Row]:
 
 
 def _print_estimates(
-    request: EstimateRequest, rows: list[Row], remarks: list[str], training: Training | None
+    request: EstimateRequest, rows: list[StepRow], remarks: list[str], length: TrainingLength | None
 ) -> None:
     """Print the estimates in the order of the rows; for several GPUs the fastest that fits is
     first."""
@@ -144,7 +144,7 @@ def _print_estimates(
             estimate_ledger(
                 model, setting, ledger, gpu, request.memory_bytes, request.config, link=link,
                 retries=not is_ranked,
-            ).with_cost(training)
+            ).with_cost(length)
             for (gpu, model, setting), ledger in zip(rows, ledgers, strict=True)
         ]  # fmt: skip
     scaled: Sequence[Scaled] = ()
@@ -208,7 +208,9 @@ def _answer_parts(
     return rows_answer(estimates, next_command, notes, scaled, sizes)
 
 
-def _print_largest(request: EstimateRequest, rows: list[Row], training: Training | None) -> None:
+def _print_largest(
+    request: EstimateRequest, rows: list[StepRow], length: TrainingLength | None
+) -> None:
     from planner.estimation.device_estimator import Largest, find_largest, largest_notes
 
     rows = [
@@ -218,12 +220,11 @@ def _print_largest(request: EstimateRequest, rows: list[Row], training: Training
     results: list[Largest] = []
     for gpu, model, setting in _record_rows(request, rows):
         with shows_seconds():
-            results.append(
-                find_largest(
-                    model, setting, gpu, request.memory_bytes, request.config, request.recorded,
-                    request.link, training,
-                )
+            largest = find_largest(
+                model, setting, gpu, request.memory_bytes, request.config, request.recorded,
+                request.link, length,
             )  # fmt: skip
+        results.append(largest)
     fitting = [result for large in results if (result := large.sure or large.best)]
 
     def text() -> Any:
@@ -283,7 +284,7 @@ def _predicted_steps(model: str, request: ReportRequest) -> list[PredictedStep]:
     if is_ranked:
         request.refuse("--gpu all", NOT_FOR_RANKING)
     gpu_groups: list[tuple[Gpu, ...]] = [(gpu,) for gpu in request.gpus] or [()]
-    rows: list[Row] = []
+    rows: list[StepRow] = []
     for gpus in [request.gpus] if is_ranked else gpu_groups:
         new_rows, remarks = read_rows(model, request, gpus, {})
         rows += new_rows

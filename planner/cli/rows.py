@@ -21,11 +21,10 @@ from planner.estimation.arguments import share_of
 from planner.machine.hardware import Gpu, all_gpus, find_gpu
 from planner.machine.hardware.fabric import find_fabric, usual_link
 from planner.memory import allocator_config
-from planner.throughput.result import Training, read_training
+from planner.throughput.result import TrainingLength, read_length
 
-Row = dict[str, str]
-RECORDING = "Recording"
-DEVICE, TRAINING = "Device", "Whole training"  # headings of --help
+TypedRow = dict[str, str]
+RECORDING, DEVICE, TRAINING = "Recording", "Device", "Whole training"  # headings of --help
 
 
 class Costed(Request):
@@ -34,9 +33,9 @@ class Costed(Request):
     epochs: float | None = option("Predict the hours of N epochs.", "N", TRAINING)
     images_per_epoch: int | None = option("By default ImageNet-1k's.", "N", TRAINING)
 
-    def training(self, gpu: Gpu | None) -> Training | None:
-        """The whole training; None if neither option was given. Raises UsageError."""
-        return read_training(self.epochs, self.images_per_epoch, gpu)
+    def training_length(self, gpu: Gpu | None) -> TrainingLength | None:
+        """The length; None if neither option was given. Raises UsageError."""
+        return read_length(self.epochs, self.images_per_epoch, gpu)
 
 
 class OnDevice(Request):
@@ -146,13 +145,13 @@ def refuse_several(typed: Fields, topic: str, gpu: str | None = None) -> None:
     refuse_if(several, law, "Give each option one value: 'planner estimate' compares several.")
 
 
-def _spread_rows(rows: Sequence[Row], global_batch: int | None) -> list[Row]:
+def _spread_rows(rows: Sequence[TypedRow], global_batch: int | None) -> list[TypedRow]:
     """Complete the rows by their number of devices. Several devices without a parallelism run ddp;
     if there are several counts, a single device runs without one. Each row gets only the options of
     its own parallelism, and its share of a step's images. Raises UsageError."""
     counts = {typed_row.get("world_size", "1") for typed_row in rows}
     kinds = {typed_row.get("parallelism", "") for typed_row in rows}
-    result: list[Row] = []
+    result: list[TypedRow] = []
     for typed_row in rows:
         row = dict(typed_row)
         if row.get("world_size", "1") != "1":

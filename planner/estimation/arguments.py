@@ -138,16 +138,16 @@ def unknown_field(field: str, value: object, before: str = "") -> UsageError:
     return UsageError(message + hint, "'planner estimate MODEL --json' prints all fields of both.")
 
 
-def share_of(global_batch: int, devices: int, micro_batches: int, is_sized: bool = False) -> int:
-    """The images of each micro-batch on each device. Raises UsageError where they do not divide,
-    and where a batch size was given besides (`is_sized`)."""
+def share_of(global_batch: int, gpus: int, accumulate: int, has_batch_size: bool = False) -> int:
+    """The images of each micro-batch on each GPU. Raises UsageError where they do not divide,
+    and where a batch size was typed too (`has_batch_size`)."""
     law = "--batch-size is of each GPU, and --global-batch of all together."
-    refuse_if(is_sized, law, "Give one of the two.")
-    parts = devices * micro_batches
-    if min(global_batch, devices, micro_batches) < 1 or global_batch % parts:
+    refuse_if(has_batch_size, law, "Give one of the two.")
+    parts = gpus * accumulate
+    if min(global_batch, gpus, accumulate) < 1 or global_batch % parts:
         raise UsageError(
             f"{global_batch} images of a step cannot be split into {parts} equal parts "
-            f"({devices} GPUs × {micro_batches} micro-batches).",
+            f"({gpus} GPUs × {accumulate} micro-batches).",
             f"Choose a multiple of {max(parts, 1)}.",
         )
     return global_batch // parts

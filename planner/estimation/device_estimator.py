@@ -30,7 +30,7 @@ from planner.memory.profile import phase_growth
 from planner.recording import recordings
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import DeviceRates, rates_for
-from planner.throughput.result import Throughput, Training
+from planner.throughput.result import Throughput, TrainingLength
 from planner.throughput.timeline import find_exchanges
 
 FEW_BATCHES = 4
@@ -336,9 +336,10 @@ class Largest:
 
 def find_largest(
     model: Model, setting: ResolvedSetting, gpu: Gpu | None, memory_bytes: int | None,
-    allocator: AllocatorConfig | None, recorded: bool, link: str | None, training: Training | None,
+    allocator: AllocatorConfig | None, recorded: bool, link: str | None,
+    length: TrainingLength | None,
 ) -> Largest:  # fmt: skip
-    """The largest batches that fit, with how long a whole `training` takes."""
+    """The largest batches that fit, with how long a training of that `length` takes."""
     find = partial(
         largest_batch, model, setting, gpu, memory_bytes, allocator=allocator, recorded=recorded,
         link=link,
@@ -346,7 +347,7 @@ def find_largest(
     sure = best = find()
     if best and not best.fits_surely:
         sure = find(ceiling=best.setting.batch_size, surely=True)
-    best, sure = (estimate and estimate.with_cost(training) for estimate in (best, sure))
+    best, sure = (estimate and estimate.with_cost(length) for estimate in (best, sure))
     return Largest(model, setting, best, sure)
 
 

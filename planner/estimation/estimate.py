@@ -63,7 +63,7 @@ from planner.memory.scratch import (
 )
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import DeviceRates, rates_for
-from planner.throughput.result import Cost, Throughput, Training, read_training, training_cost
+from planner.throughput.result import Cost, Throughput, TrainingLength, read_length, training_cost
 from planner.throughput.timeline import communication_basis, find_exchanges
 
 
@@ -129,9 +129,9 @@ class Estimate:
             return None
         return max(self.device_total_bytes, self.high_bytes) <= self.budget_bytes
 
-    def with_cost(self, training: Training | None) -> Estimate:
-        """This estimate, with how long a whole `training` takes."""
-        return replace(self, cost=training_cost(training, self.throughput))
+    def with_cost(self, length: TrainingLength | None) -> Estimate:
+        """This estimate, with how long a training of that `length` takes."""
+        return replace(self, cost=training_cost(length, self.throughput))
 
     def as_json(self) -> dict[str, Any]:
         """The object that `planner estimate --json` prints: sizes are integers in bytes."""
@@ -178,12 +178,12 @@ def estimate(
     Raises UsageError for what is unknown, UnsupportedError for what the library cannot do.
     """
     device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
-    training = read_training(epochs, images_per_epoch, device)
+    length = read_length(epochs, images_per_epoch, device)
     config, chosen = choose(model, setting, device, overrides)
     ledger = step_ledger(config, chosen, recorded, device)
     return estimate_ledger(
         config, chosen, ledger, device, memory, allocator, link=link, retries=True
-    ).with_cost(training)
+    ).with_cost(length)
 
 
 def choose(

@@ -19,16 +19,16 @@ from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.record import Augmentation, LoaderSetting
 from planner.core.schema.setting import CLIP_NORM, GRAPH_MODES, LABEL_SMOOTHING, SHARDED
 from planner.core.torch_version import torch_version
-from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger, Recorder
+from planner.ledger.ledger import LEDGER_MICRO_BATCHES, Ledger, ShapeLedgers
 from planner.libraries.names import find_library
 from planner.machine.hardware import Gpu
 from planner.memory.compiled import has_known_graphs, is_compiled, pool_graph_memory
 from planner.memory.scratch import PATCH_EMBEDDING, ConvolutionWorkspace
 from planner.recording import recordings
 from planner.step.ranks import is_closed_form
-from planner.step.training import has_step, record_training
+from planner.step.training import has_step, run_on_shapes
 
-MAX_HELD = 128  # recordings on shapes that a process holds
+MAX_SHAPE_LEDGERS = 128  # steps on shapes whose ledgers a process keeps
 Request = tuple[Model, ResolvedSetting, Gpu | None]
 
 
@@ -40,7 +40,7 @@ def step_ledger(
     A `SwinConfig` runs on shapes unless `recorded` is set; any other model is recorded on a card
     like `gpu`. On shapes a compiled step is the recording of it that is kept; where none is, the
     eager step stands for it (`planner.memory.compiled` says how far to trust that). At most
-    `RECORDED_MICRO_BATCHES` micro-batches are recorded, since the third repeats the second. On
+    `LEDGER_MICRO_BATCHES` micro-batches are run, since the third repeats the second. On
     several GPUs the ledger is one rank's: a closed form on shapes; recorded, torch's own DDP and
     FSDP2, and DeepSpeed's own ZeRO.
 
@@ -63,18 +63,18 @@ def _kept_compiled(config: SwinConfig, setting: ResolvedSetting, gpu: Gpu | None
 
 
 def _eager_on_shapes(config: SwinConfig, setting: ResolvedSetting) -> Ledger:
-    ledger = _recorder(config, setting).ledger(setting.batch_size)
+    ledger = _shared_ledgers(config, setting).ledger(setting.batch_size)
     drift = find_library(config.library).drift(config)
     return replace(ledger, notes=(*ledger.notes, *drift)) if drift else ledger
 
 
-def _recorder(config: SwinConfig, setting: ResolvedSetting) -> Recorder:
-    """Settings whose events are the same share a recorder."""
+def _shared_ledgers(config: SwinConfig, setting: ResolvedSetting) -> ShapeLedgers:
+    """Settings whose events are the same share their ledgers."""
     alone = {"world_size": 1, "nodes": 1} if setting.parallelism in ("none", "ddp") else {}
-    parts = min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    parts = min(setting.accumulate, LEDGER_MICRO_BATCHES)
     updates = {"batch_size": 1, "accumulate": parts, **alone}
     eager = ResolvedSetting(setting.uncompiled()).model_copy(update=updates)
-    return _on_shapes(config, eager, torch_version())
+    return _ledgers(config, eager, torch_version())
 
 
 def is_on_shapes(model: Model, setting: TrainSetting, recorded: bool = False) -> bool:
@@ -106,16 +106,15 @@ def record_ledgers(
     return [result if isinstance(result, PlannerError) else None for result in results]
 
 
-@lru_cache(MAX_HELD)
-def _on_shapes(config: SwinConfig, setting: ResolvedSetting, torch: tuple[int, int]) -> Recorder:
-    """The recorder of a step at any batch; what it records differs with the version of `torch`."""
+@lru_cache(MAX_SHAPE_LEDGERS)
+def _ledgers(config: SwinConfig, setting: ResolvedSetting, torch: tuple[int, int]) -> ShapeLedgers:
+    """The ledgers of a step at any batch; what they hold differs with the version of `torch`."""
     build = find_library(config.library).on_shapes(config, setting)
 
-    def record(batch_size: int) -> Ledger:
-        at_batch = setting.model_copy(update={"batch_size": batch_size})
-        return record_training(build, config, at_batch)
+    def run(batch_size: int) -> Ledger:
+        return run_on_shapes(build, config, setting.model_copy(update={"batch_size": batch_size}))
 
-    return Recorder(record)
+    return ShapeLedgers(run)
 
 
 SOURCE = "microsoft/Swin-Transformer @f82860b, config.py and optimizer.py"

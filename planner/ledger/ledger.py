@@ -35,7 +35,7 @@ OPTIMIZER_CALL = "Optimizer.step"
 COMPILED_CALL = "compiled update"
 # The most micro-batches of a step that a ledger holds: a third one repeats the second, or, where
 # the second is the last and sends what the others do not, the first.
-RECORDED_MICRO_BATCHES = 2
+LEDGER_MICRO_BATCHES = 2
 WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS's size; deterministic training sets it
 OperationKind = Literal[
     "matmul", "conv", "grouped conv", "attention", "pointwise", "reduction", "copy", "transfer"
@@ -437,28 +437,28 @@ class AffineLedger:
 
 
 @dataclass
-class Recorder:
-    """The ledgers of one step on shapes, which is affine, at any batch, from at most three
-    recordings. `record` makes the ledger at a batch.
+class ShapeLedgers:
+    """The ledgers of one step on shapes at any batch, from at most three runs of it: the step is
+    affine in the batch. `run` makes the ledger at a batch.
 
-    The first batch is recorded as it is; the second makes the affine ledger, which gives all
-    others. A batch of 1 is always recorded by itself.
+    The first batch runs as it is; the second makes the affine ledger, which gives all others. A
+    batch of 1 always runs by itself.
     """
 
-    record: Callable[[int], Ledger]
-    recorded: dict[int, Ledger] = field(default_factory=dict)
+    run: Callable[[int], Ledger]
+    ledgers: dict[int, Ledger] = field(default_factory=dict)
     affine: AffineLedger | None = None
 
     def ledger(self, batch_size: int) -> Ledger:
         """The ledger at `batch_size`."""
-        if batch_size in self.recorded:
-            return self.recorded[batch_size]
-        if batch_size > 1 and (self.affine is not None or max(self.recorded, default=1) > 1):
+        if batch_size in self.ledgers:
+            return self.ledgers[batch_size]
+        if batch_size > 1 and (self.affine is not None or max(self.ledgers, default=1) > 1):
             if self.affine is None:
-                self.affine = AffineLedger.from_huge(self.record(HUGE))
+                self.affine = AffineLedger.from_huge(self.run(HUGE))
             return self.affine.ledger(batch_size)
-        self.recorded[batch_size] = self.record(batch_size)
-        return self.recorded[batch_size]
+        self.ledgers[batch_size] = self.run(batch_size)
+        return self.ledgers[batch_size]
 
 
 # The kinds of torch's operations, by name. To follow one more operation, add its name here. Names

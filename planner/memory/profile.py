@@ -124,7 +124,7 @@ class Walk:
             ),
             peak_bytes=live[peak],
             peak_index=self.event_indices[first_entry + peak - 1] if peak else start,
-            steady_from=start,
+            steady_event=start,
         )
 
     def fill_workspaces(self, workspace_bytes: int) -> list[int]:
@@ -159,15 +159,15 @@ class SteadyStep:
     """The live bytes of the steady step, the last one recorded.
 
     `before_step` are the live bytes as it begins; `ends` has (phase, live bytes at its end), in
-    order. `peak_index` is the event after which `peak_bytes` were alive, `steady_from` the index of
-    the mark that begins the step.
+    order. `peak_index` is the event after which `peak_bytes` were alive, `steady_event` the index
+    of the mark that begins the step.
     """
 
     before_step: int
     ends: tuple[tuple[str, int], ...]
     peak_bytes: int
     peak_index: int
-    steady_from: int
+    steady_event: int
 
     @property
     def saved_bytes(self) -> int:
@@ -203,8 +203,8 @@ def profile_memory(
 def _profile_memory(
     ledger: Ledger, workspace_bytes: int, config: AllocatorConfig | None, _keeps_workspaces: bool
 ) -> MemoryProfile:
-    walked, requests, steady_from = steady_requests(ledger, workspace_bytes)
-    peaks = replay_steady(requests, steady_from, config, walked.streams, walked.emptied)
+    walked, requests, steady_entry = steady_requests(ledger, workspace_bytes)
+    peaks = replay_steady(requests, steady_entry, config, walked.streams, walked.emptied)
     return _make_profile(ledger, walked, peaks, _hole_bytes(ledger, config))
 
 
@@ -215,9 +215,9 @@ def profile_within_limit(
     holes = _hole_bytes(ledger, config)
     if steady_step(ledger).peak_bytes > allowed_bytes - holes:
         return None
-    walked, requests, steady_from = steady_requests(ledger, workspace_bytes)
+    walked, requests, steady_entry = steady_requests(ledger, workspace_bytes)
     peaks = replay_within_limit(
-        requests, steady_from, config, allowed_bytes - holes, walked.streams, walked.emptied
+        requests, steady_entry, config, allowed_bytes - holes, walked.streams, walked.emptied
     )
     return None if peaks is None else _make_profile(ledger, walked, peaks, holes)
 
@@ -346,8 +346,8 @@ def steady_requests(ledger: Ledger, workspace_bytes: int) -> tuple[Walk, list[in
     """The walk over a ledger, its requests with a device's workspaces, and the first entry of the
     steady step."""
     walked = walk_ledger(ledger)
-    steady_from = bisect_left(walked.event_indices, walked.steady.steady_from)
-    return walked, walked.fill_workspaces(workspace_bytes), steady_from
+    steady_entry = bisect_left(walked.event_indices, walked.steady.steady_event)
+    return walked, walked.fill_workspaces(workspace_bytes), steady_entry
 
 
 def find_instant(ledger: Ledger, event_index: int) -> Instant:

@@ -68,24 +68,24 @@ class SteadyTrace:
 
 def replay_steady(
     requests: Sequence[int],
-    steady_from: int,
+    steady_entry: int,
     config: AllocatorConfig | None = None,
     streams: Sequence[int] = (),
     emptied: Sequence[int] = (),
 ) -> SteadyPeaks:
-    """The peaks of the steady step, which is the requests from entry `steady_from` on, where memory
-    does not run out.
+    """The peaks of the steady step, which is the requests from `steady_entry` on, where memory does
+    not run out.
 
     The step is played twice: the step before it leaves other holes than it leaves itself, so that
     the second time blocks may differ and reserved bytes may still rise. A device that is measured
     after its warm-up is past that: the peak of allocated bytes is that of the second time.
     """
-    return _play_steady(requests, steady_from, config, streams, emptied)[0].peaks()
+    return _play_steady(requests, steady_entry, config, streams, emptied)[0].peaks()
 
 
 def replay_within_limit(
     requests: Sequence[int],
-    steady_from: int,
+    steady_entry: int,
     config: AllocatorConfig | None,
     allowed_bytes: int,
     streams: Sequence[int] = (),
@@ -98,17 +98,17 @@ def replay_within_limit(
     So the step is played until every block lies where it lay in the step before, but at most
     `MAX_STEPS` times.
     """
-    successors = match_carried_entries(requests, steady_from, streams)
+    successors = match_carried_entries(requests, steady_entry, streams)
     num_steps = 1 if successors is None else MAX_STEPS
-    repeated_streams = list(streams[steady_from:]) * (num_steps - 1)
+    repeated_streams = list(streams[steady_entry:]) * (num_steps - 1)
     player = Player(config, allowed_bytes, [*streams, *repeated_streams])
-    period = len(requests) - steady_from
+    period = len(requests) - steady_entry
     try:
-        player.begin(requests, steady_from, emptied)
-        player.play(requests[steady_from:], steady_from)
+        player.begin(requests, steady_entry, emptied)
+        player.play(requests[steady_entry:], steady_entry)
         for number in range(1, num_steps):
             player.reset_peaks()
-            player.play(*repeat_step(requests, steady_from, successors or {}, number))
+            player.play(*repeat_step(requests, steady_entry, successors or {}, number))
             if player.blocks[-period:] == player.blocks[-2 * period : -period]:
                 break
     except OutOfMemoryError:
@@ -118,23 +118,23 @@ def replay_within_limit(
 
 def trace_steady(
     requests: Sequence[int],
-    steady_from: int,
+    steady_entry: int,
     config: AllocatorConfig | None = None,
     streams: Sequence[int] = (),
     emptied: Sequence[int] = (),
 ) -> SteadyTrace:
     """The bytes of `replay_steady` entry by entry."""
-    player, is_twice = _play_steady(requests, steady_from, config, streams, emptied)
+    player, is_twice = _play_steady(requests, steady_entry, config, streams, emptied)
     count = len(requests)
-    end = count + (count - steady_from if is_twice else 0)
+    end = count + (count - steady_entry if is_twice else 0)
     allocated = trace_allocated(requests, player.blocks[:count])
     reserved = player.trace_reserved(end)
-    traces = [SteadyTrace(allocated[steady_from:], reserved[steady_from : count + 1])]
+    traces = [SteadyTrace(allocated[steady_entry:], reserved[steady_entry : count + 1])]
     if is_twice:
         second_blocks = player.blocks[count:]
         # The requests that the second time left out recur as they were.
-        blocks = [*second_blocks, *player.blocks[steady_from + len(second_blocks) : count]]
-        second = trace_allocated(requests[steady_from:], blocks, allocated[-1])
+        blocks = [*second_blocks, *player.blocks[steady_entry + len(second_blocks) : count]]
+        second = trace_allocated(requests[steady_entry:], blocks, allocated[-1])
         traces.append(SteadyTrace(second, reserved[count:]))
     return max(reversed(traces), key=lambda trace: max(trace.reserved_bytes))
 
@@ -148,20 +148,20 @@ def trace_allocated(requests: Sequence[int], blocks: Sequence[Block], before: in
 
 def _play_steady(
     requests: Sequence[int],
-    steady_from: int,
+    steady_entry: int,
     config: AllocatorConfig | None,
     streams: Sequence[int],
     emptied: Sequence[int],
 ) -> tuple[Player, bool]:
     """A player that has played the steady step, and whether twice: only once where the step leaves
     other blocks than it takes over."""
-    successors = match_carried_entries(requests, steady_from, streams)
+    successors = match_carried_entries(requests, steady_entry, streams)
     player = Player(config, None, streams)
-    player.begin(requests, steady_from, emptied)
-    player.play(requests[steady_from:], steady_from)
+    player.begin(requests, steady_entry, emptied)
+    player.play(requests[steady_entry:], steady_entry)
     if successors is not None:
         player.peak_allocated = player.allocated
-        player.play_again(requests, steady_from, successors)
+        player.play_again(requests, steady_entry, successors)
     return player, successors is not None
 
 
@@ -224,14 +224,14 @@ class Player:
         self.reserved = self.peak_reserved = 0
         self.retries_before = 0
 
-    def begin(self, requests: Sequence[int], steady_from: int, emptied: Sequence[int]) -> None:
+    def begin(self, requests: Sequence[int], steady_entry: int, emptied: Sequence[int]) -> None:
         """Plays the entries before the steady step. Raises OutOfMemoryError."""
         start = 0
         for entry in emptied:
             self.play(requests[start:entry], start)
             self.empty_cache()
             start = entry
-        self.play(requests[start:steady_from], start)
+        self.play(requests[start:steady_entry], start)
         self.reset_peaks()
 
     def reset_peaks(self) -> None:

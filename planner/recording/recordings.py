@@ -34,7 +34,7 @@ from planner.core.schema import FactoryModel, Model, ResolvedSetting, TrainSetti
 from planner.core.terminal import shows_seconds
 from planner.ledger import cache
 from planner.ledger.cache import Key, decode, has_changed, ledger_key
-from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
+from planner.ledger.ledger import LEDGER_MICRO_BATCHES, Ledger
 from planner.libraries import names
 from planner.libraries.building import check_factory
 from planner.machine.forking import ForkServer
@@ -247,7 +247,7 @@ def stand_ins(gpus: Iterable[Gpu | None]) -> dict[Gpu | None, Gpu | None]:
 def step_of(model: Model, setting: ResolvedSetting, gpu: Gpu | None) -> RecordedStep:
     """The step whose recording a setting takes. Settings with the same events share it: kernels
     that are tuned change no buffer, and CUDA graphs are added later (`pool_graph_memory`)."""
-    changes: dict[str, object] = {"accumulate": min(setting.accumulate, RECORDED_MICRO_BATCHES)}
+    changes: dict[str, object] = {"accumulate": min(setting.accumulate, LEDGER_MICRO_BATCHES)}
     if has_known_graphs(setting):
         changes["compile"] = "default"
     else:

@@ -29,7 +29,7 @@ from planner.core.failures import SIGNS
 from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.core.schema.setting import DEEPSPEED, SHARDED
 from planner.ledger.cache import encode
-from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Category, Event, Ledger, Marked, Sent
+from planner.ledger.ledger import LEDGER_MICRO_BATCHES, Category, Event, Ledger, Marked, Sent
 from planner.libraries import names
 from planner.libraries.limits import trained_limit
 from planner.recording.history import STREAMS, Entry, Marks, Pools, history, read_events
@@ -112,7 +112,7 @@ def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable
     further step. `workspace_bytes` are the sizes of cuBLAS's workspaces on this card. Raises what
     building and training raise."""
     setting = add_recipe(model, setting)
-    parts = min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    parts = min(setting.accumulate, LEDGER_MICRO_BATCHES)
     setting = setting.model_copy(update={"accumulate": parts})
     marks, num_steps = Marks(), steps_until_steady(setting)
     with _collector_off(), history() as entries, marks.writing():

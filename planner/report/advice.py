@@ -6,8 +6,8 @@ A way is a setting that fits, and a lever one change that may lead to it.
 from collections.abc import Iterable, Iterator
 
 from planner.advice.advising import Advice, Way
+from planner.advice.explaining import Bottleneck, WaterfallStep
 from planner.advice.space import NO_RECORDING
-from planner.advice.ways import Bottleneck, WaterfallStep
 from planner.advice.wish import NOT_COMPARED
 from planner.core.units import format_bytes, format_range, format_seconds
 from planner.report import estimates

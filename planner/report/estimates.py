@@ -38,7 +38,7 @@ BREAKDOWN_ROWS = {
 }
 NUM_NAMED = 5  # categories of the breakdown on a first screen; the others are summed up
 MAX_NOTES = 10  # notes under a table of several rows
-Column = tuple[str, Callable[["Row"], doc.Cell]]  # its header, and the cell of a row
+Column = tuple[str, Callable[["EstimateRow"], doc.Cell]]  # its header, and the cell of a row
 NextCommand = Callable[[Estimate], str]  # the command that goes on from an estimate, "" for none
 
 
@@ -238,7 +238,7 @@ _COLUMN_FIELDS = ("world_size", "nodes", "parallelism")  # these have columns of
 
 
 @dataclass(frozen=True)
-class Row:
+class EstimateRow:
     """One of several estimates. `differences` holds the fields that distinguish it from the others,
     `scaled` compares it with one device, and `sizes` are the largest batches of its kind."""
 
@@ -266,7 +266,7 @@ def rows_answer(
 ) -> list[doc.Part]:  # fmt: skip
     """Which of several estimates to take, what they have in common, a row for each, and what to
     type next; folded, their other figures and their notes. `scaled` and `sizes` hold one entry for
-    each estimate, as `Row` does."""
+    each estimate, as `EstimateRow` does."""
     rows = _rows(estimates, scaled or repeat(None), sizes or repeat({}))
     fastest = _equally_fast(rows)
     keys = _key_columns(rows)
@@ -282,17 +282,17 @@ def rows_answer(
         _table(rows, columns, caption="The largest batches:" if sizes else "", marked=marked),
         *([doc.Copyable(command, "Next")] if command else []),
         doc.Folded("memory of each", [_table(rows, [*keys, *_memory_columns(rows), *labels])]),
-        *_steps_part(rows, keys, labels),
+        *_step_part(rows, keys, labels),
         *folded_notes("how sure the figures are", range_notes(estimates)),
         *folded_notes("assumed", _merge_notes([e.assumed for e in estimates])),
         *folded_notes("left out", _merge_notes([e.left_out for e in estimates])),
     ]
 
 
-def _rows(estimates: Sequence[Estimate], *extras: Iterable[Any]) -> list[Row]:
+def _rows(estimates: Sequence[Estimate], *extras: Iterable[Any]) -> list[EstimateRow]:
     fields = differing_fields([e.setting for e in estimates])
     differences = [{name: getattr(e.setting, name) for name in fields} for e in estimates]
-    return list(map(Row, estimates, differences, *extras))
+    return list(map(EstimateRow, estimates, differences, *extras))
 
 
 def row_names(estimates: Sequence[Estimate]) -> list[str]:
@@ -311,21 +311,21 @@ def differing_fields(settings: Sequence[TrainSetting]) -> list[str]:
     return [f for f in TrainSetting.model_fields if len({getattr(s, f) for s in settings}) > 1]
 
 
-def _equally_fast(rows: Sequence[Row]) -> list[Row]:
+def _equally_fast(rows: Sequence[EstimateRow]) -> list[EstimateRow]:
     """The fastest row that fits, and those that are as fast within the error: first those that
     surely fit, then those that shard nothing, then the fastest. Empty where no row fits or no rate
     is known. Rows of largest batches without rates all count as equally fast, the largest first."""
     candidates = [r for r in rows if r.estimate.fits is not False and (r.rate or r.sizes)]
     fastest = max(candidates, key=lambda row: row.rate, default=None)
 
-    def rank(row: Row) -> tuple[bool, bool, float, int]:
+    def rank(row: EstimateRow) -> tuple[bool, bool, float, int]:
         setting, unsure = row.estimate.setting, row.estimate.fits_surely is False
         return unsure, setting.parallelism not in ("none", "ddp"), -row.rate, -setting.batch_size
 
     return sorted((row for row in candidates if fastest and _is_as_fast(row, fastest)), key=rank)
 
 
-def _is_as_fast(row: Row, fastest: Row) -> bool:
+def _is_as_fast(row: EstimateRow, fastest: EstimateRow) -> bool:
     """Whether two rates are equal within the error; on different cards, whether they read the
     same."""
     kind, other = ((e.gpu, e.model, e.setting.world_size) for e in (row.estimate, fastest.estimate))
@@ -335,7 +335,7 @@ def _is_as_fast(row: Row, fastest: Row) -> bool:
     return f"{row.rate:,.0f}" == f"{fastest.rate:,.0f}"
 
 
-def _largest_batch_lead(row: Row) -> str:
+def _largest_batch_lead(row: EstimateRow) -> str:
     label = f" ({row.label}{', the fastest' if row.rate else ''})" if row.label else ""
     surely, probably = row.sizes["surely"], row.sizes["probably"]
     if not surely:
@@ -344,7 +344,7 @@ def _largest_batch_lead(row: Row) -> str:
     return f"Surely fits: batch {surely}{label}.{upper}"
 
 
-def _lead(rows: Sequence[Row], fastest: Sequence[Row]) -> str:
+def _lead(rows: Sequence[EstimateRow], fastest: Sequence[EstimateRow]) -> str:
     """The row to take, its rate, and the rows that are as fast; or why none can be named."""
     unit, judged = rows[0].estimate.unit, [r for r in rows if r.estimate.fits is not None]
     num_fitting = sum(bool(row.estimate.fits) for row in judged)
@@ -375,12 +375,12 @@ def _lead(rows: Sequence[Row], fastest: Sequence[Row]) -> str:
     return text
 
 
-def _waits_for_host(row: Row) -> bool:
+def _waits_for_host(row: EstimateRow) -> bool:
     time = row.estimate.throughput
     return time is not None and time.host_seconds > 0.999 * time.step_seconds
 
 
-def _row_name(row: Row, rows: Sequence[Row]) -> str:
+def _row_name(row: EstimateRow, rows: Sequence[EstimateRow]) -> str:
     columns = _key_columns(rows)
     values = [
         f"{text} {name[:-1] if text == '1' else name}" if name in ("gpus", "nodes") else text
@@ -403,12 +403,12 @@ def _common_text(estimates: Sequence[Estimate]) -> str:
     return f"{text} {eager}".rstrip()
 
 
-def _table(rows: Sequence[Row], columns: Sequence[Column], **options: Any) -> doc.Table:
+def _table(rows: Sequence[EstimateRow], columns: Sequence[Column], **options: Any) -> doc.Table:
     shown = [[show(row) for _, show in columns] for row in rows]
     return doc.Table([name for name, _ in columns], shown, **options)
 
 
-def _key_columns(rows: Sequence[Row]) -> list[Column]:
+def _key_columns(rows: Sequence[EstimateRow]) -> list[Column]:
     """The columns that distinguish rows by model, GPU and number of devices."""
     estimates = [row.estimate for row in rows]
     columns: list[Column] = []
@@ -424,7 +424,7 @@ def _key_columns(rows: Sequence[Row]) -> list[Column]:
     return columns
 
 
-def _figure_columns(rows: Sequence[Row]) -> list[Column]:
+def _figure_columns(rows: Sequence[EstimateRow]) -> list[Column]:
     """The figures on a first screen: rates of all devices together, memory of each."""
     estimates, sizes = [row.estimate for row in rows], rows[0].sizes
     columns: list[Column] = [(name, partial(_size_cell, name)) for name in sizes]
@@ -443,33 +443,33 @@ def _figure_columns(rows: Sequence[Row]) -> list[Column]:
     ]
 
 
-def _size_cell(name: str, row: Row) -> doc.Cell:
+def _size_cell(name: str, row: EstimateRow) -> doc.Cell:
     return doc.count_cell(row.sizes[name])
 
 
-def _rate_cell(row: Row) -> doc.Cell:
+def _rate_cell(row: EstimateRow) -> doc.Cell:
     predicted = row.estimate.throughput
     bound = "up to " if predicted and not predicted.is_whole else ""
     return doc.Number(row.rate, f"{bound}{row.rate:,.0f}" if row.rate else "")
 
 
-def _needs_cell(row: Row) -> doc.Cell:
+def _needs_cell(row: EstimateRow) -> doc.Cell:
     estimate = row.estimate
     text = NOT_RECORDED if estimate.as_eager else total_text(estimate)
     return doc.Number(estimate.device_total_bytes, text)
 
 
-def _efficiency_cell(row: Row) -> doc.Cell:
+def _efficiency_cell(row: EstimateRow) -> doc.Cell:
     share = row.scaled.efficiency if row.scaled else None
     return doc.Number(share, "" if share is None else f"{share:.0%}")
 
 
-def _memory_columns(rows: Sequence[Row]) -> list[Column]:
+def _memory_columns(rows: Sequence[EstimateRow]) -> list[Column]:
     """The range of the total, the card's memory, and the parts of the total, which are unknown for
     a compiled step that was not recorded."""
 
     def column(name: str, size: Callable[[Estimate], int]) -> Column:
-        def show(row: Row) -> doc.Cell:
+        def show(row: EstimateRow) -> doc.Cell:
             if row.estimate.as_eager:
                 return doc.Number(None, NOT_RECORDED)
             return doc.bytes_cell(size(row.estimate))
@@ -487,7 +487,7 @@ def _memory_columns(rows: Sequence[Row]) -> list[Column]:
     ]
 
 
-def _steps_part(rows: Sequence[Row], keys: list[Column], labels: list[Column]) -> list[doc.Part]:
+def _step_part(rows: list[EstimateRow], keys: list[Column], labels: list[Column]) -> list[doc.Part]:
     """The step time of each row; for several devices also what they lose by exchanging data."""
     if not any(row.rate for row in rows):
         return []
@@ -506,12 +506,12 @@ def _steps_part(rows: Sequence[Row], keys: list[Column], labels: list[Column]) -
     return [doc.Folded("step of each", [table, doc.Text("\n".join(lines))])]
 
 
-def _step_cell(row: Row) -> doc.Cell:
+def _step_cell(row: EstimateRow) -> doc.Cell:
     predicted = row.estimate.throughput
     return doc.seconds_cell(predicted.step_seconds if predicted else None)
 
 
-def _exposed_cell(row: Row) -> doc.Cell:
+def _exposed_cell(row: EstimateRow) -> doc.Cell:
     """The seconds of a step in which devices only wait for each other."""
     predicted = row.estimate.throughput
     if predicted is None or row.estimate.setting.world_size == 1:

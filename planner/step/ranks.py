@@ -25,7 +25,7 @@ from planner.core.schema import TrainSetting
 from planner.core.schema.setting import SHARDED, Collective, Group
 from planner.core.units import MIB, format_bytes
 from planner.ledger.ledger import (
-    RECORDED_MICRO_BATCHES,
+    LEDGER_MICRO_BATCHES,
     Allocated,
     Awaited,
     Category,
@@ -133,7 +133,7 @@ class _RankPass:
     def phases(self) -> Iterator[tuple[str, bool, Sequence[Any]]]:
         """(phase, whether its gradients are summed over the ranks, its events). The phase's mark is
         copied as the next one is read."""
-        num_micro_batches = min(self.setting.accumulate, RECORDED_MICRO_BATCHES)
+        num_micro_batches = min(self.setting.accumulate, LEDGER_MICRO_BATCHES)
         start = micro_batch = 0
         for index, event in enumerate(self.ledger.events):
             if type(event) is Marked:

@@ -1,7 +1,7 @@
 """The training step on shapes: `planner/training/step.py`, line by line. Change both.
 
-First the repetition of recorded events, then the batch, the scaler and `Training`, then
-`record_training`, which makes the ledger, and last the optimizers.
+First the repetition of recorded events, then the batch, the scaler and `ShapeTraining`, then
+`run_on_shapes`, which makes the ledger, and last the optimizers.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Scaler:
         self.found_inf = None
 
 
-class Training:
+class ShapeTraining:
     """A model, its optimizer and a batch; `step` is one whole optimizer step on shapes."""
 
     def __init__(self, device: Device, module: Module, setting: TrainSetting, batch: Batch) -> None:
@@ -307,7 +307,7 @@ class Training:
             self.optimizer.cost("aten._foreach_lerp_", 1, 2)
 
 
-def record_training(
+def run_on_shapes(
     build: BuildOnShapes, model: SwinConfig, setting: TrainSetting, in_place_sums: bool = True
 ) -> Ledger:
     """The ledger of building the model on shapes and of two optimizer steps; the second is the
@@ -323,7 +323,7 @@ def record_training(
         module = build(device)
         name_modules(module)
         move_in_order(module, device)
-        training = Training(device, module, setting, make_batch(device, model, setting))
+        training = ShapeTraining(device, module, setting, make_batch(device, model, setting))
         device.mark("build", 0)
         if training.is_repeatable:
             training.step_twice()

@@ -18,7 +18,7 @@ from planner.core.schema.setting import GRAPH_MODES, TrainSetting
 from planner.ledger.ledger import (
     COMPILED_CALL,
     IN_BACKWARD,
-    RECORDED_MICRO_BATCHES,
+    LEDGER_MICRO_BATCHES,
     Computed,
     Ledger,
     Operation,
@@ -69,7 +69,7 @@ def step_time(
     ledger: Ledger, setting: TrainSetting, rates: DeviceRates, exchanges: Exchanges | None = None
 ) -> Throughput:
     """The time of the steady optimizer step of `ledger`, as it was recorded."""
-    recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    recorded = min(setting.accumulate, LEDGER_MICRO_BATCHES)
     return predict_step(ledger.operations(), rates, setting, recorded, exchanges)
 
 
@@ -82,7 +82,7 @@ def call_parts(
     A wait of the device has no operation: its `name` and `path` are "". The operations of a
     compiled step are its fused kernels, each in the module of its first operation.
     """
-    recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    recorded = min(setting.accumulate, LEDGER_MICRO_BATCHES)
     rates, exchanges = rates_for(gpu, model), find_exchanges(ledger, setting, gpu, link)
     step, exchanges = _prepare_step(ledger.operations(), rates, setting, recorded, exchanges)
     step.priced = [

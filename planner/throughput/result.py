@@ -180,8 +180,8 @@ _MAX_COUNT = 1e12  # of epochs, or of images
 
 
 @dataclass(frozen=True)
-class Training:
-    """`epochs` of `images_per_epoch` (or clips, or samples)."""
+class TrainingLength:
+    """The length of a training: `epochs` of `images_per_epoch` (or clips, or samples)."""
 
     epochs: float
     images_per_epoch: int = IMAGENET_IMAGES
@@ -201,18 +201,18 @@ class Cost:
     high_seconds: float | None
 
 
-def training_cost(training: Training | None, throughput: Throughput | None) -> Cost | None:
-    """The cost of `training` at the rate of `throughput`; None without either."""
-    if training is None or throughput is None:
+def training_cost(length: TrainingLength | None, throughput: Throughput | None) -> Cost | None:
+    """The cost of a training at the rate of `throughput`; None without either."""
+    if length is None or throughput is None:
         return None
-    seconds = training.epochs * training.images_per_epoch / throughput.all_images_per_second
+    seconds = length.epochs * length.images_per_epoch / throughput.all_images_per_second
     uncertainty = throughput.uncertainty
     low_seconds, high_seconds = seconds / (1 + uncertainty), None
     if throughput.is_whole and uncertainty < 1:
         high_seconds = seconds / (1 - uncertainty)
     return Cost(
-        training.epochs,
-        training.images_per_epoch,
+        length.epochs,
+        length.images_per_epoch,
         throughput.devices,
         seconds,
         low_seconds,
@@ -220,10 +220,10 @@ def training_cost(training: Training | None, throughput: Throughput | None) -> C
     )
 
 
-def read_training(
+def read_length(
     epochs: float | None, images_per_epoch: int | None, gpu: Gpu | None
-) -> Training | None:
-    """The training that the two options describe; None without either. Raises UsageError."""
+) -> TrainingLength | None:
+    """The length that the two options give; None without either. Raises UsageError."""
     for option, value in (("--epochs", epochs), ("--images-per-epoch", images_per_epoch)):
         if value is None:
             continue
@@ -244,4 +244,4 @@ def read_training(
             "how long a training takes depends on the GPU, and none was named.",
             'Add --gpu "RTX 3090".',
         )
-    return Training(epochs, images_per_epoch or IMAGENET_IMAGES)
+    return TrainingLength(epochs, images_per_epoch or IMAGENET_IMAGES)

@@ -17,7 +17,7 @@ from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Event, Freed, Marked, Scratch
 from planner.libraries.names import find_library
 from planner.memory.caching_allocator import round_request
-from planner.step.training import record_training
+from planner.step.training import run_on_shapes
 from tests.steps import Changes, assert_equal_to_torch, name_of, on_shapes, require, setting_of
 
 # 14x14 tokens in windows of 7, shifted, then 7x7, where the window covers the map.
@@ -132,7 +132,7 @@ def test_the_authors_steps(is_published: bool, monkeypatch: pytest.MonkeyPatch) 
         config = spec.published[name] if name else SwinConfig(library="microsoft", **step["model"])
         setting = spec.resolve(config, setting_of(step["setting"]))
         build = on_shapes(config, setting)
-        ledger = record_training(build, config, setting, in_place_sums=False)
+        ledger = run_on_shapes(build, config, setting, in_place_sums=False)
         assert ledger.num_parameters == step["num_parameters"], step
         built = next(i for i, e in enumerate(ledger.events) if isinstance(e, Marked))
         events = list(map(as_recorded, ledger.events))

@@ -250,7 +250,7 @@ def test_a_steady_step_is_the_last_one() -> None:
         ("forward", 1536), ("backward", 1024), ("optimizer", 1024), ("zero_grad", 512),
     )  # fmt: skip
     assert (found.peak_bytes, found.peak_index) == (3584, SECOND + 5)
-    assert found.steady_from == SECOND - 1
+    assert found.steady_event == SECOND - 1
 
 
 def test_a_phase_needs_what_live_bytes_rise_within_it() -> None:

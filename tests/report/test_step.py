@@ -82,7 +82,7 @@ def test_every_point_of_the_ledger_is_on_the_page(name: str) -> None:
     data, live = json.loads(json.dumps(timeline_data(course))), course.live
     series = {n: [v * data["unit_bytes"] for v in accumulate(s)] for n, s in data["series"].items()}
     marks = [i for i, event in enumerate(step.ledger.events) if type(event) is Marked]
-    start = steady_step(step.ledger).steady_from
+    start = steady_step(step.ledger).steady_event
     expected = category_bytes(step.ledger.events, start + 1, marks[-1])
     for category in CATEGORIES:
         if category in data["stack"]:

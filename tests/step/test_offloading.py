@@ -14,7 +14,7 @@ from planner.core.schema import SwinConfig, TrainSetting
 from planner.ledger.ledger import TO_DEVICE, TO_HOST, Computed
 from planner.libraries.names import find_library
 from planner.machine.hardware import find_gpu
-from planner.step.training import record_training
+from planner.step.training import run_on_shapes
 from planner.throughput.rates import LINK_SHARE
 from tests.steps import assert_equal_to_torch, build_real, needs
 
@@ -59,7 +59,7 @@ def operations(how: TrainSetting) -> list[Computed]:
     model = config()
     spec = find_library("native")
     how = spec.resolve(model, how)
-    ledger = record_training(spec.on_shapes(model, how), model, how)
+    ledger = run_on_shapes(spec.on_shapes(model, how), model, how)
     return [operation for _, operation in ledger.operations()]
 
 

@@ -12,7 +12,7 @@ from planner.libraries.names import find_library
 from planner.machine.hardware import find_gpu
 from planner.step.matmul import backward_scratch
 from planner.step.tensor import _callers_keep_arguments
-from planner.step.training import Training, record_training
+from planner.step.training import ShapeTraining, run_on_shapes
 from planner.throughput.fusion import find_regions, fuse_operations, move_updates_last
 from planner.throughput.prediction import predict_step
 from planner.throughput.rates import rates_for
@@ -49,9 +49,9 @@ def test_it_is_the_step_that_would_be_recorded(
 ) -> None:
     config, chosen = choose("native:swin_tiny", {"batch_size": 4, **setting}, None, SMALL)
     build = on_shapes(config, chosen)
-    found = record_training(build, config, chosen)
-    monkeypatch.setattr(Training, "is_repeatable", False)
-    assert found == record_training(build, config, chosen)
+    found = run_on_shapes(build, config, chosen)
+    monkeypatch.setattr(ShapeTraining, "is_repeatable", False)
+    assert found == run_on_shapes(build, config, chosen)
 
 
 # A ledger is the same whatever evaluates Python's frames around it.
@@ -63,7 +63,7 @@ TINY = SwinConfig(
 
 def ledger_here() -> Ledger:
     setting = TrainSetting(batch_size=3, attention="eager")
-    return record_training(on_shapes(TINY, setting), TINY, setting)
+    return run_on_shapes(on_shapes(TINY, setting), TINY, setting)
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_the_weights_are_those_of_one_step_after_backward(backend: str | None) -
 def of_shapes(setting: TrainSetting, config: SwinConfig) -> tuple[Ledger, ResolvedSetting]:
     spec = find_library(config.library)
     resolved = spec.resolve(config, setting)
-    return record_training(spec.on_shapes(config, resolved), config, resolved), resolved
+    return run_on_shapes(spec.on_shapes(config, resolved), config, resolved), resolved
 
 
 @torch_and_timm

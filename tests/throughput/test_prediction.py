@@ -34,7 +34,7 @@ from planner.throughput.rates import (
     rates_for,
     window_attention_flops,
 )
-from planner.throughput.result import HOST_WAIT, Cost, Throughput, Training, training_cost
+from planner.throughput.result import HOST_WAIT, Cost, Throughput, TrainingLength, training_cost
 from search.loop.records import read_records
 from tests.truth.compare import predicted_step
 
@@ -350,10 +350,10 @@ def test_an_operation_counts_as_what_takes_most_of_it() -> None:
 # 8 GPUs of 1,000 images/s: 28.8 million images an hour. Within 20% either way that is up to 34.56
 # and down to 23.04 million.
 EIGHT_CARDS = Throughput(0.064, 1000.0, "a card", 0.2, devices=8)
-TRAINING = Training(epochs=288, images_per_epoch=1_000_000)
+TRAINING = TrainingLength(epochs=288, images_per_epoch=1_000_000)
 
 
-def cost_at(predicted: Throughput = EIGHT_CARDS, training: Training = TRAINING) -> Cost:
+def cost_at(predicted: Throughput = EIGHT_CARDS, training: TrainingLength = TRAINING) -> Cost:
     return training_cost(training, predicted)
 
 
@@ -373,7 +373,7 @@ def test_of_several_devices_whose_exchange_is_not_known_only_the_least_is() -> N
 
 
 def test_an_epoch_is_of_imagenet_and_without_a_rate_there_are_no_hours() -> None:
-    cost = cost_at(replace(EIGHT_CARDS, devices=1), Training(epochs=1))
+    cost = cost_at(replace(EIGHT_CARDS, devices=1), TrainingLength(epochs=1))
     assert cost.images_per_epoch == 1_281_167
     assert training_cost(TRAINING, None) is None
     assert training_cost(None, EIGHT_CARDS) is None
