@@ -137,7 +137,7 @@ class Recipe:
     - `weight_decay`: of matrices and kernels (`train.decay_groups`).
     - `clip_norm`: None where gradients are not clipped.
     - `smoothing`, `mixup`, `cutmix`: 0 where they are off. Where both of the latter are on, each
-      batch draws one of the two with the probability `switch`.
+      batch is cut and mixed by CutMix with the probability `switch`, else by Mixup.
     - `augmentation`: None where pictures are only cropped and flipped.
     """
 

@@ -234,8 +234,12 @@ def _warn_once(text: str) -> None:
 
 Key = dict[str, Any]
 _PROJECT_PACKAGES = frozenset(("planner", "search"))
-# The rooms whose code decides what a recorded ledger holds.
-_MAKERS = ("core/schema", "ledger", "libraries", "memory", "step", "recording", "training")
+# The folders whose code decides what a recorded ledger holds.
+_MAKERS = (
+    "core/schema", "ledger", "libraries", "machine/emulated", "memory", "recording", "step",
+    "training",
+)  # fmt: skip
+_SOURCE_SUFFIXES = (".py", ".c", ".h")
 
 
 def ledger_key(model: Model, setting: TrainSetting, batch: int) -> Key | None:
@@ -390,10 +394,11 @@ def _version(package: str) -> str:
 
 @cache
 def source_digest(rooms: tuple[str, ...] = _MAKERS) -> str:
-    """A digest of the source that makes ledgers, or of other `rooms`, which are folders from that
-    of `planner` on. The version says too little while the source is worked on."""
+    """A digest of the source that makes ledgers, or of other `rooms`: paths of folders, relative to
+    that of `planner`. The version says too little while the source is worked on."""
     digest = hashlib.sha256()
     for room in rooms:
-        for file in sorted((Path(planner.__file__).parent / room).rglob("*.py")):
-            digest.update(file.read_bytes())
+        for file in sorted((Path(planner.__file__).parent / room).rglob("*.*")):
+            if file.suffix in _SOURCE_SUFFIXES:
+                digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

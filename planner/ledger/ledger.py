@@ -16,14 +16,9 @@ from typing import Any, Literal, NamedTuple
 from planner.core.schema.setting import Collective, Group
 
 Category = Literal[
-    "parameters",
-    "buffers",
-    "gradients",
-    "optimizer_state",
-    "activations",
-    "temporaries",
+    "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries",
     "workspace",
-]
+]  # fmt: skip
 CATEGORIES: tuple[Category, ...] = (
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries",
 )  # fmt: skip

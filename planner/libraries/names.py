@@ -25,7 +25,7 @@ from planner.core.errors import (
     nearest,
     unknown_name,
 )
-from planner.core.files import MAX_MODEL_BYTES, read_text
+from planner.core.files import MAX_MODEL_BYTES, parse_json, parse_yaml, read_text
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, parse
 from planner.core.schema.setting import Attention
 from planner.core.terminal import shows_seconds
@@ -305,8 +305,6 @@ def _read_model(path: Path, overrides: Mapping[str, Any]) -> SwinConfig:
 
 def _read_fields(path: Path) -> Mapping[str, Any]:
     """The mapping in a YAML or JSON file. Raises UsageError."""
-    from planner.core.files import MAX_MODEL_BYTES, parse_json, parse_yaml, read_text
-
     text = read_text(path, MAX_MODEL_BYTES)
     parse_text = parse_json if path.suffix.lower() == ".json" else parse_yaml
     data = parse_text(text, str(path))

@@ -1,4 +1,4 @@
-"""What keeps a training from running, or from running fast: seventeen judges of a machine's facts.
+"""What keeps a training from running, or from running fast: the judges of a machine's facts.
 
 Each judge yields findings of one name; docs/troubleshooting.md has a row for each name.
 """

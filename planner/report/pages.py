@@ -39,7 +39,7 @@ def make_page(subjects: Sequence[Subject], title: str = "") -> doc.Page:
         if isinstance(subject, PredictedStep):
             subject = add_alternatives(subject)
         group = _subject_group(subject, "g1")
-        return doc.Page(title or _page_title(subject), "", [group], make_footer())
+        return doc.Page(title or _page_title(subject), [group], make_footer())
     steps = [subject for subject in subjects if isinstance(subject, PredictedStep)]
     runs = [subject for subject in subjects if isinstance(subject, Run)]
     names = iter(row_names([step.estimate for step in steps]))
@@ -62,7 +62,7 @@ def make_page(subjects: Sequence[Subject], title: str = "") -> doc.Page:
     is_folded = max(len(steps), len(runs)) > 1
     groups = [replace(group, folded=is_folded) for group in groups]
     groups.insert(0, doc.Group("beside", "Side by side", comparisons))
-    return doc.Page(title or _several_title(steps, runs), "", groups, make_footer())
+    return doc.Page(title or _several_title(steps, runs), groups, make_footer())
 
 
 def _subject_group(subject: Subject, key: str, title: str = "") -> doc.Group:

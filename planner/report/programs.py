@@ -74,7 +74,7 @@ def emulated_page(run: EmulatedRun, footer: str = "") -> doc.Page:
     program = doc.Copyable(shlex.join(run.command), "The program")
     sections = doc.make_sections([doc.Verdict(kinds[run.fits]), *emulation_answer(run), program])
     title = f"{' '.join(run.command[:3])} on {run.gpu}"
-    return doc.Page(title, "", [doc.Group("run", "", sections)], footer)
+    return doc.Page(title, [doc.Group("run", "", sections)], footer)
 
 
 def variation_answer(variation: Variation) -> list[doc.Part]:

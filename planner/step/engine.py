@@ -186,8 +186,8 @@ def cast_down(x: Tensor) -> Tensor:
     return cached[1]
 
 
-# Activations in the host's memory: the mirror of `offloading` in `planner/training/levers.py`.
-# Change both.
+# Activations in the host's memory: the mirror of `offload_activations` in
+# `planner/training/levers.py`. Change both.
 
 _STAY = frozenset(("parameters", "buffers"))
 

@@ -1,4 +1,4 @@
-"""The training step on shapes: `planner/training/step.py`, line by line. Change both.
+"""The training step on shapes: `Step` of `planner/training/train.py`, line by line. Change both.
 
 First the repetition of recorded events, then the batch, the scaler and `ShapeTraining`, then
 `run_on_shapes`, which makes the ledger, and last the optimizers.

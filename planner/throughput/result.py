@@ -134,12 +134,6 @@ class Throughput(Breakdown):
         return self.devices * self.images_per_second
 
     @property
-    def device_seconds(self) -> float:
-        """The time of the step if the device never waited."""
-        by_kind = self.kind_seconds
-        return self.step_seconds - by_kind.get(HOST_WAIT, 0.0) - by_kind.get(COLLECTIVE_WAIT, 0.0)
-
-    @property
     def left_out(self) -> tuple[str, ...]:
         """What else takes time, and is not counted."""
         omissions = ["loading the data", "clocks falling under sustained load"]

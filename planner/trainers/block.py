@@ -81,7 +81,7 @@ def script_values(plan: Plan) -> dict[str, Any]:
 
 def _recipe_values(recipe: Recipe) -> dict[str, Any]:
     names = ("learning_rate", "weight_decay", "epochs", "warmup_epochs", "warmup_start",
-             "final_share", "smoothing", "mixup", "cutmix")  # fmt: skip
+             "final_share", "smoothing", "mixup", "cutmix", "switch")  # fmt: skip
     values = {name: getattr(recipe, name) for name in names}
     if recipe.augmentation is not None:
         for name in ("auto_augment", "erasing", "interpolation", "crop_share"):

@@ -177,8 +177,9 @@ class Trainer:
     not have, some only `on a CPU`. `refusals` lists what else it cannot express of a plan.
 
     `own_loader` describes its loader, if it reads pictures in its own way. `parallel` holds the
-    parallelisms that it supports. `always_syncs`: it sums gradients over devices in every
-    micro-batch. `trains_named`: it also trains any classifier of its library, given the name.
+    parallelisms that it supports. `always_ddp`: it trains under DDP even on one device.
+    `always_syncs`: it sums gradients over devices in every micro-batch. `trains_named`: it also
+    trains any classifier of its library, given the name.
     """
 
     name: str

@@ -72,8 +72,7 @@ def find_data(text: str) -> Data:
 
 
 def _find_pictures(path: Path) -> Data:
-    names = ("train", "training")
-    folder = next((path / name for name in names if (path / name).is_dir()), path)
+    folder = next((path / name for name in ("train", "training") if (path / name).is_dir()), path)
     count, classes = 0, 0
     try:
         for entry in sorted(folder.iterdir()):

@@ -75,6 +75,7 @@ class Setting:
     smoothing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
+    switch: float = 0.5  # how often CutMix is drawn, where Mixup is on too
     auto_augment: str = ""  # in timm's words
     erasing: float = 0.0
     interpolation: str = "bilinear"
@@ -509,11 +510,11 @@ def mix_images(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     [batch, classes]."""
     soft = F.one_hot(targets, SETTING.num_classes).float()
     soft = (1 - SETTING.smoothing) * soft + SETTING.smoothing / SETTING.num_classes
-    uses_cutmix = SETTING.cutmix > 0 and (SETTING.mixup == 0 or bool(torch.rand(()) < 0.5))
-    power = torch.tensor(SETTING.cutmix if uses_cutmix else SETTING.mixup, dtype=torch.float32)
+    is_cutmix = SETTING.cutmix > 0 and (SETTING.mixup == 0 or bool(torch.rand(()) < SETTING.switch))
+    power = torch.tensor(SETTING.cutmix if is_cutmix else SETTING.mixup, dtype=torch.float32)
     share = float(torch.distributions.Beta(power, power).sample())
     reversed_images = images.flip(0)
-    if not uses_cutmix:
+    if not is_cutmix:
         images = share * images + (1 - share) * reversed_images
     else:  # paste a box around a random point, clipped at the edges
         box, area = [], 1.0

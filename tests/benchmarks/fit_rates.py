@@ -23,6 +23,7 @@ from planner.machine.hardware import Gpu
 from planner.report.text import describe_setting
 from planner.throughput.prediction import device_seconds, predict_step
 from planner.throughput.rates import BANDWIDTH_SHARE, DeviceRates, memory_kind, rates_for
+from planner.throughput.result import HOST_WAIT
 from search.loop.records import read_records
 from tests.truth.compare import accuracy_of, gpu_of
 from tests.truth.fit import is_held_out
@@ -111,7 +112,8 @@ def _waits(timed: Timed) -> bool:
     slow = {phase: SLOW_HOST * seconds for phase, seconds in rates.host_seconds.items()}
     rates = replace(rates, host_seconds=slow, launch_seconds=SLOW_HOST * rates.launch_seconds)
     step = predict_step(timed.operations, rates, timed.setting)
-    return step.step_seconds > (1 + WAITS) * step.device_seconds
+    waited = step.kind_seconds.get(HOST_WAIT, 0.0)
+    return waited > WAITS * (step.step_seconds - waited)
 
 
 def rates_with(timed: Timed, shares: Mapping[str, float]) -> DeviceRates:

@@ -42,7 +42,7 @@ def hostile(texts: Sequence[str] = HOSTILE) -> Page:
     long = Table(texts, [[*texts[:-1], Number(float(n), everything)] for n in range(500)])
     sections = [Section(f"s{n}", text, parts_of(text, f"g1-k{n}")) for n, text in enumerate(texts)]
     sections.append(Section("all", everything, [long]))
-    return Page(everything, everything, [Group("g1", everything, sections)], everything)
+    return Page(everything, [Group("g1", everything, sections)], everything)
 
 
 def parts_of(text: str, key: str) -> list[Part]:

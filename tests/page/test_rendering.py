@@ -20,7 +20,7 @@ from tests.page.reading import read_page, unpacked
 
 
 def page_of(*parts: object) -> Page:
-    return Page("A title", "", [Group("g1", "", [Section("one", "One", parts)])])  # type: ignore[arg-type]
+    return Page("A title", [Group("g1", "", [Section("one", "One", parts)])])  # type: ignore[arg-type]
 
 
 @cache

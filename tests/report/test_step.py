@@ -72,7 +72,7 @@ def course_of(name: str) -> Timeline:
 
 
 def parts_of(step: PredictedStep, kind: type) -> list[Any]:
-    page = Page("t", "", [step_group(step, "g1")])
+    page = Page("t", [step_group(step, "g1")])
     return [part for part in all_parts(page) if isinstance(part, kind)]
 
 
@@ -202,7 +202,7 @@ CHART = f'document.querySelector("{FIGURE} .drawing")'
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Any]:
     path = tmp_path / "report.html"
-    path.write_text(page_html(Page("t", "", [step_group(swin_step("fsdp"), "g1")])), "utf-8")
+    path.write_text(page_html(Page("t", [step_group(swin_step("fsdp"), "g1")])), "utf-8")
     with looking_at(path) as page:
         page.locator(FIGURE).scroll_into_view_if_needed()
         until(page, f"{CHART}.dataset.resampled >= 1")

@@ -17,7 +17,7 @@ from tabulate import tabulate
 
 from planner.core.schema import MeasurementRecord
 from planner.throughput.rates import HOST_SECONDS, rates_for
-from planner.throughput.result import Throughput
+from planner.throughput.result import HOST_WAIT, Throughput
 from search.loop.records import read_records
 from tests.truth.compare import gpu_of, is_swin, predicted_step
 
@@ -54,7 +54,8 @@ class HostRow:
     @property
     def waits(self) -> bool:
         """Whether the host takes longer than the device."""
-        return self.predicted.host_seconds > self.predicted.device_seconds
+        waited = self.predicted.kind_seconds.get(HOST_WAIT, 0.0)
+        return self.predicted.host_seconds > self.predicted.step_seconds - waited
 
 
 @cache

@@ -402,8 +402,8 @@ class Recommendation(BaseModel):
 
     `status` is "recommended", or "nothing_fits" where no probe fit, or none was made; then
     `setting` and `evidence` are None, and `advice` says why and what next. `baseline` is the plain
-    default (fp32, eager, no checkpointing, largest batch that fits) where it was measured; `gain`
-    is the recommendation's rate over the baseline's.
+    default (fp32, eager, no checkpointing, at the fastest batch that was measured) where it was
+    measured; `gain` is the recommendation's rate over the baseline's.
     """
 
     model_config = KEPT

@@ -194,10 +194,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page. `lead` is its answer in a sentence or two; `footer` says what made the page
-    and when."""
+    """A whole page. Its `footer` says what made the page and when."""
 
     title: str
-    lead: str
     groups: Sequence[Group]
     footer: str = ""
