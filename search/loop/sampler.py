@@ -41,7 +41,6 @@ MAX_FAILURES = 2
 # several times as fast. One of another attention may take that share of what the next probe leaves.
 LOOK_SHARE = 0.08
 MODE_SHARE = 0.4  # of the time given, that a probe may take that no gain makes due
-LAST_CALL = 1.2  # of what it may take, that would have to be left for it by the probe before
 GIVE_UP_SHARE = 0.7  # a probe that surely stays under this share of the best rate cannot win
 NEARLY = 0.8  # of the fastest eager rate: a precision that has it may win with another attention
 FAR_MORE = 2.0  # times the gain: what promises so much is probed while there is time for it
@@ -212,8 +211,7 @@ class PlannerSampler(BaseSampler):
     def _looks(self, outlook: Outlook, best: int, best_rate: float, left: float) -> Iterator[int]:
         """Probes that are due before the one of the highest gains, which would leave `left`
         seconds: a cheap eager step of each precision and attention; a second try of what one
-        unlucky probe has closed; what the fastest eager setting becomes under a compiler; and an
-        untried compile mode, for which there would be no time left."""
+        unlucky probe has closed; and what the fastest eager setting becomes under a compiler."""
         predicted, seconds, modes = outlook.predicted, outlook.seconds, self.values["compile"]
         tried = self.posterior.records.keys()
         known = [i for i in tried - self.posterior.near_limit if predicted.excluded[i]]
@@ -224,12 +222,11 @@ class PlannerSampler(BaseSampler):
             if cheap.any():
                 yield _argmax(outlook.worth(), cheap)
         worth = outlook.worth(FIRST_COST)  # a batch nearly as fast shows it sooner
-        longest, untried = MODE_SHARE * self.budget_seconds, ~np.isin(modes, modes[list(tried)])
-        sure = outlook.safe & (seconds <= min(longest or np.inf, left))
+        sure = outlook.safe & (seconds <= min(MODE_SHARE * self.budget_seconds or np.inf, left))
         better = sure & (predicted.log_rate > np.log(MUCH_BETTER * best_rate))
-        branches = [b & better for b in self._unlucky_branches((better & untried).any())]
-        last_call = outlook.safe & untried & (left / LAST_CALL < seconds) & (seconds <= longest)
-        for branch in (*branches, self._never_compiled(best_rate) & sure, last_call):
+        is_mode_left = (better & ~np.isin(modes, modes[list(tried)])).any()
+        branches = [branch & better for branch in self._unlucky_branches(is_mode_left)]
+        for branch in (*branches, self._never_compiled(best_rate) & sure):
             if branch.any():
                 yield _argmax(worth, branch)
 
@@ -239,8 +236,9 @@ class PlannerSampler(BaseSampler):
         precisions, ran = self.values["precision"], self.posterior.contenders()
         other = np.asarray(precisions != precisions[next(iter(ran))])
         has_run = any(other[i] for i in ran if i in known)
-        is_done = has_run or other[list(self.posterior.records)].sum() >= MAX_FAILURES
-        return np.asarray(other & (self.values["compile"] == "off") & (not is_done))
+        if has_run or other[list(self.posterior.records)].sum() >= MAX_FAILURES:
+            return np.zeros_like(other)
+        return np.asarray(other & (self.values["compile"] == "off"))
 
     def _each_attention(self, known: Sequence[int], best: int) -> Iterator[Mask]:
         """The eager settings with each attention that is not known yet in the best one's precision,

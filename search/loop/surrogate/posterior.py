@@ -64,7 +64,8 @@ class Posterior:
     """A prior with every probe's correction. `budget_bytes` None means nothing is known of it."""
 
     def __init__(self, space: Space, prior: Prior, budget_bytes: int | None) -> None:
-        self.space, self.prior, self.budget_bytes = space, prior, budget_bytes
+        self.space, self.prior = space, prior
+        self.budget_bytes = budget_bytes
         self.log_budget = log(budget_bytes) if budget_bytes else inf
         self.log_images = np.log([float(c.images) for c in space.candidates])
         guesses = prior.guesses
