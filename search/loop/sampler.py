@@ -31,7 +31,7 @@ FIRST_SHARE = 0.15  # of the time left, that the first probe may be expected to 
 FEWEST = 3  # measured probes before it ends for want of gain: fewer cannot disagree with the prior
 LEAST_GAIN = 0.1  # of the tolerance, that those must promise
 INFEASIBLE = 1e-3  # a setting that fits with less than this probability is ruled out
-# What a longer first probe, or the only one of a compile mode, must promise more of rate, in logs:
+# What a longer first probe, or one that no gain makes due, must promise more of rate, in logs:
 # 20% more for one that takes six times as long. Of first probes chosen over a CPU's table and over
 # predictions for three GPUs little changes from 0.02 to 0.1.
 FIRST_COST = 0.1
