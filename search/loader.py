@@ -36,7 +36,7 @@ from search.probe.device import choose_device, versions
 GAIN = 1.05  # what twice the workers must gain to be worth their memory
 AS_GOOD = 0.98  # of the best rate: as good, as far as a few seconds can tell
 PATIENCE = 2  # so many doublings that gain less end the walk: one may be a busy second
-MEASURE_SECONDS, START_SECONDS = 3.0, 120.0  # of each loader; of a first batch at most
+MEASURE_SECONDS, FIRST_BATCH_SECONDS = 3.0, 120.0  # of each loader; of a first batch at most
 DEEPER = 4  # batches that each worker prefetches, in place of torch's 2
 # The share of the processors' time from which on they bound loading; the rest waits for the queue.
 BUSY = 0.85
@@ -255,7 +255,7 @@ def _batches(opened: OpenData, setting: LoaderSetting) -> Iterator[Any]:
         sampler = RandomSampler(dataset, replacement=True, num_samples=2**40)
     loader = DataLoader(
         dataset, **{**setting.arguments, "persistent_workers": False}, sampler=sampler,
-        collate_fn=opened.collate, timeout=START_SECONDS if setting.workers else 0,
+        collate_fn=opened.collate, timeout=FIRST_BATCH_SECONDS if setting.workers else 0,
     )  # fmt: skip
     while True:
         number = -1

@@ -106,12 +106,12 @@ def report_estimate(
     """An estimate with its ledger, for `write_report`; its arguments are `planner.estimate`'s."""
     device, memory, options = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
     config, chosen = choose(model, setting, device, overrides)
-    step = step_of(config, chosen, device, memory, options, link, recorded)
+    step = predicted_step(config, chosen, device, memory, options, link, recorded)
     typed = {name: str(value) for name, value in overrides.items() if name in MODEL_FIELDS}
     return replace(step, model_text=model if isinstance(model, str) else "", fields=typed)
 
 
-def step_of(
+def predicted_step(
     model: Model,
     setting: ResolvedSetting,
     gpu: Gpu | None,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from planner.cli.options import WORLD, Fields, Json, argument, of_schema, reads
-from planner.cli.rows import one_setting, read_gpu
+from planner.cli.rows import one_setting, parse_gpu
 from planner.cli.show import answer
 from planner.core.errors import refuse_if, shorten
 from planner.core.files import is_pipe
@@ -78,7 +78,7 @@ def explain(request: ExplainRequest) -> int:
     refuse_if(request.fields.flags and not request.model, law, "Name MODEL behind the log.")
     if request.model is not None:
         refuse_if(plan, "a plan says the model and its setting.", "Omit --plan, or MODEL.")
-        precision = default_precision(read_gpu(gpu))
+        precision = default_precision(parse_gpu(gpu))
         config, setting = one_setting(request.model, request.fields, precision, "a training")
         plan = estimate(config, setting, gpu=gpu, allocator=allocator)
     ending = ", until its writer ends (Ctrl-C ends this)" if is_pipe(Path(source)) else ""

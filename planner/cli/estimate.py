@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from planner.cli.options import TO_FILE, Fields, Printed, argument, of_schema, reads, refuse_if
-from planner.cli.rows import RECORDING, Costed, OnDevice, Rows, check_link, read_gpu, read_settings
+from planner.cli.rows import RECORDING, Costed, OnDevice, Rows, check_link, parse_gpu, read_settings
 from planner.cli.show import answer, say, tell
 from planner.core.files import to_json
 from planner.core.schema import Model, ResolvedSetting, TrainSetting, parse
@@ -278,7 +278,7 @@ def report(request: ReportRequest) -> None:
 def _predicted_steps(model: str, request: ReportRequest) -> list[PredictedStep]:
     """The steps that the options mean: one for each GPU and each combination of values. With
     --gpu all, the fastest that fits is first."""
-    from search.runs import step_of
+    from search.runs import predicted_step
 
     is_ranked = (request.gpu or "").casefold() == "all"
     if is_ranked:
@@ -293,7 +293,7 @@ def _predicted_steps(model: str, request: ReportRequest) -> list[PredictedStep]:
     link, model_fields, recorded = request.link, request.fields.model, request.recorded
     record_ledgers([(model, setting, gpu) for gpu, model, setting in rows], recorded=recorded)
     steps = [
-        step_of(config, setting, gpu, request.memory_bytes, request.config, link, recorded)
+        predicted_step(config, setting, gpu, request.memory_bytes, request.config, link, recorded)
         for gpu, config, setting in rows
     ]
     steps = [replace(step, model_text=model, fields=model_fields) for step in steps]
@@ -338,7 +338,7 @@ def advise(request: AdviseRequest) -> int:
 
     refuse_several(request.fields, "advice", request.gpu)
     setting_fields: dict[str, Any] = dict(request.fields.setting)
-    gpu, batch_size = read_gpu(request.gpu), None
+    gpu, batch_size = parse_gpu(request.gpu), None
     if setting_fields.get("world_size", "1") != "1":
         check_link(request.link, [read_setting(setting_fields, {})], gpu)
     elif request.link is not None:  # the link between the GPUs that advice adds

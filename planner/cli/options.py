@@ -112,7 +112,7 @@ class Text(click.ParamType[str]):
         prefix, comma, text = incomplete.rpartition(",") if self.several else ("", "", incomplete)
         names = self.values
         if isinstance(names, str):
-            listing = LISTS.get(names, ())
+            listing = VALUE_LISTS.get(names, ())
             listing = resolve_name(listing) if isinstance(listing, str) else listing
             names = [getattr(n, "name", n) for n in (listing() if callable(listing) else listing)]
         items = [name for name in names if name.startswith(text) and name not in prefix.split(",")]
@@ -140,7 +140,7 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 
 
 # The lists that an option's `values` name, or their locations, imported when a shell completes.
-LISTS: Mapping[str, Any] = {
+VALUE_LISTS: Mapping[str, Any] = {
     "models": _models, "assigned": _assigned, "devices": ("auto", "cpu", "cuda"),
     "gpus": "planner.machine.hardware:all_gpus", "trainers": "planner.trainers.registry:TARGETS",
     "links": "planner.machine.hardware.fabric:all_links", "allowed": "planner.advice.wish:ALLOWED",

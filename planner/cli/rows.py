@@ -79,7 +79,7 @@ class Rows(OnDevice):
         """The GPUs of --gpu: several joined by commas, or all of them. Raises UsageError."""
         names = split_values(self.gpu) if self.gpu else []
         if "all" not in map(str.casefold, names):
-            return tuple(gpu for gpu in map(read_gpu, names) if gpu)
+            return tuple(gpu for gpu in map(parse_gpu, names) if gpu)
         law = "--gpu all names every GPU by itself."
         refuse_if(len(names) > 1, law, "Omit the others, or all.")
         return all_gpus()
@@ -198,7 +198,7 @@ def check_link(text: str | None, settings: Sequence[TrainSetting], gpu: Gpu | No
         find_fabric(gpu, setting.nodes, text, setting.devices_per_node)
 
 
-def read_gpu(name: str | None) -> Gpu | None:
+def parse_gpu(name: str | None) -> Gpu | None:
     """The GPU of --gpu, for commands that also accept --memory instead. Raises UsageError."""
     try:
         return None if name is None else find_gpu(name)

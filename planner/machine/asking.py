@@ -54,7 +54,7 @@ class Asking:
             answers["arch_list"] = self.ask("torch.cuda.get_arch_list()", cuda.get_arch_list, [])
             for index in range(self.ask("torch.cuda.device_count()", cuda.device_count, 0)):
                 name = f"torch.cuda.get_device_properties({index})"
-                gpu = self.ask(name, partial(self.read_gpu, index), None)
+                gpu = self.ask(name, partial(self.read_properties, index), None)
                 if gpu is None:
                     break
                 answers["gpus"].append(gpu)
@@ -70,7 +70,7 @@ class Asking:
                 name, lambda: ".".join(map(str, cuda.nccl.version()))
             )
 
-    def read_gpu(self, index: int) -> dict[str, Any]:
+    def read_properties(self, index: int) -> dict[str, Any]:
         p = self.torch.cuda.get_device_properties(index)
         return {
             "name": p.name, "total_bytes": p.total_memory, "capability": [p.major, p.minor],

@@ -119,7 +119,7 @@ def _way_text(way: Way, advice: Advice) -> str:
     estimate, time = way.estimate, way.estimate.throughput
     assert time is not None, "advice has rates"
     text = f"{_changes_text(way.changes)}.\n  Needs {estimates.needs_text(estimate)}; "
-    text += f"{estimates.rate_text(time, advice.unit)}; "
+    text += f"{estimates.predicted_rate_text(time, advice.unit)}; "
     text += f"{format_seconds(time.step_seconds)} a step; "
     text += "same result" if way.effects == ("nothing",) else f"affects {', '.join(way.effects)}"
     return f"{text}; {timing.hours_text(estimate.cost)}." if estimate.cost else f"{text}."

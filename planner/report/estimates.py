@@ -153,7 +153,7 @@ def folded_notes(title: str, lines: Iterable[str]) -> list[doc.Part]:
     return [doc.Folded(title, [doc.Text(text)])] if text else []
 
 
-def rate_text(predicted: Throughput, unit: str) -> str:
+def predicted_rate_text(predicted: Throughput, unit: str) -> str:
     """`1,132 images/s, likely 736–1,528`; `8,151 images/s on 8 GPUs (1,019 each), likely …`"""
     rate, error, gpus = predicted.all_images_per_second, predicted.uncertainty, predicted.devices
     devices = f" on {gpus} GPUs ({rate / gpus:,.0f} each)" if gpus > 1 else ""
@@ -168,7 +168,7 @@ def _rate_lines(estimate: Estimate) -> list[str]:
     if predicted is None:
         return []
     text = "" if is_shown_as_running(estimate) else "With enough memory: "
-    text += rate_text(predicted, estimate.unit)
+    text += predicted_rate_text(predicted, estimate.unit)
     return [f"{text}; {format_seconds(predicted.step_seconds)} a step. Predicted, not measured."]
 
 

@@ -145,12 +145,12 @@ def _recommendation_lines(result: Recommendation, rate_interval: RateInterval) -
         gain = f"{result.gain:.2f} × the plain default"
     return [
         f"Recommended for {result.model.title} on {place}{result.device.title} ({basis}):",
-        f"  {rate_text(record, rate_interval(record))}, {gain}, {memory_text(record)}",
+        f"  {measured_rate_text(record, rate_interval(record))}, {gain}, {memory_text(record)}",
         f"  {describe_setting(result.setting, result.model)}",
     ]
 
 
-def rate_text(record: MeasurementRecord, interval: Interval) -> str:
+def measured_rate_text(record: MeasurementRecord, interval: Interval) -> str:
     """`1,261 images/s (1,229 to 1,293)`; for several devices the rate of all comes first."""
     text = f"{format_rate(record.images_per_second)} {record.counts}/s"
     if record.setting.world_size > 1:
@@ -230,7 +230,7 @@ def progress_text(run: Run) -> str:
     if run.best is None:
         return f"No recommendation yet: of {probes} none ran well."
     setting = describe_setting(run.best.setting, run.best.model)
-    rate = rate_text(run.best, run.rate_interval(run.best))
+    rate = measured_rate_text(run.best, run.rate_interval(run.best))
     return f"No recommendation yet. Best of {probes}: {setting}, {rate}, {memory_text(run.best)}."
 
 
@@ -422,7 +422,7 @@ def _probe_table(run: Run) -> doc.Table:
             doc.bytes_cell(record.used_bytes),
             doc.bytes_cell(used and int(used[1])),
             describe_setting(record.setting, record.model),
-            "; ".join([_ending_text(run, record), *map(shorten, record.flags)]),
+            "; ".join([_ending_text(run, record), *map(one_line, record.flags)]),
             doc.Number(record.probe_seconds, _duration_text(record)),
         ]
         for number, record in enumerate(run.records, start=1)
@@ -438,8 +438,8 @@ def _probe_table(run: Run) -> doc.Table:
 def _ending_text(run: Run, record: MeasurementRecord) -> str:
     """How, where and why a probe ended: `out of memory in backward: …`."""
     ending = run.ending_of(record)
-    phase = f" in {shorten(record.phase, 40)}" if ending != "measured" and record.phase else ""
-    reason = f": {shorten(record.message)}" if record.message else ""
+    phase = f" in {one_line(record.phase, 40)}" if ending != "measured" and record.phase else ""
+    reason = f": {one_line(record.message)}" if record.message else ""
     return f"{ending}{phase}{reason}"
 
 
@@ -468,7 +468,7 @@ def _environment_facts(run: Run) -> list[doc.Part]:
         facts.append(("Ranks", ranks))
     facts.append(("Software", ", ".join(f"{n} {v}" for n, v in sorted(record.versions.items()))))
     kinds = Counter(
-        shorten(flag.partition(":")[0], 60)
+        one_line(flag.partition(":")[0], 60)
         for r in run.records if r.probe_id in run.disturbed for flag in r.flags
     )  # fmt: skip
     disturbances = ", ".join(f"{flag} ({number})" for flag, number in kinds.most_common(5))
@@ -484,7 +484,7 @@ def _date(record: MeasurementRecord) -> str:
     return record.date[:16].replace("T", " ")
 
 
-def shorten(message: str, length: int = MAX_MESSAGE) -> str:
+def one_line(message: str, length: int = MAX_MESSAGE) -> str:
     """A message as one line of at most `length` characters."""
     line = " ".join(printable(message[: 4 * length]).split())
     return line if len(line) <= length else f"{line[:length]}…"

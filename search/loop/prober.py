@@ -25,7 +25,8 @@ from search.probe.device import MemoryInUse
 from search.probe.parent import STEP_MODULES, ProbeEvent, ProbeServer, run_probe
 from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
 
-FIRST_SHARE = 0.1  # of the time left: the steps of the first probe are timed for at most that
+# Of the time left: the steps of the first probe are timed for at most that.
+FIRST_MEASURE_SHARE = 0.1
 
 
 class Prober(Protocol):
@@ -87,7 +88,7 @@ class DeviceProber:
         drift; shorter for the first probe of a short budget, which leaves time for others."""
         if choice.phase == "calibrate":
             usual = ProbeRequest.model_fields["max_measure_seconds"].default
-            return {"max_measure_seconds": min(usual, FIRST_SHARE * deadline_seconds)}
+            return {"max_measure_seconds": min(usual, FIRST_MEASURE_SHARE * deadline_seconds)}
         if choice.phase == "finalists" and self.device != "cpu":
             return {"min_measure_seconds": FINALIST_SECONDS}
         return {}
@@ -144,14 +145,14 @@ def progress_line(progress: Progress) -> str:
     if progress.record is not None:
         parts.append(_outcome(progress.record))
     if progress.best is not None:
-        parts.append(f"best {rate_text(progress.best)}")
+        parts.append(f"best {probe_rate_text(progress.best)}")
     if progress.seconds_left is not None:
         left = progress.seconds_left
         parts.append(f"{format_seconds(left)} left" if left > 0 else "no time left")
     return " · ".join(parts)
 
 
-def rate_text(record: MeasurementRecord) -> str:
+def probe_rate_text(record: MeasurementRecord) -> str:
     """The rate of a measured probe."""
     return f"{record.images_per_second or 0:.4g} {record.counts}/s"
 
@@ -161,7 +162,7 @@ def _outcome(record: MeasurementRecord) -> str:
     if record.status != "measured" or record.images_per_second is None:
         reason = record.message.splitlines()[0][:100] if record.message else ""
         return record.status.replace("_", " ") + (f" ({reason})" if reason else "")
-    rate = rate_text(record) + expected_text(record)
+    rate = probe_rate_text(record) + expected_text(record)
     return ", ".join(filter(None, (rate, memory_text(record))))
 
 

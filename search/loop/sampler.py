@@ -27,7 +27,7 @@ CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of th
 # And one where there is so little time: with four busy programs on two cores a step of Swin-T took
 # 8 to 14 s at batch 8, and its five steps all that was left of a minute (torch 2.13, 2026-11-25).
 HASTY_SECONDS = 90.0
-FIRST_SHARE = 0.15  # of the time left, that the first probe may be expected to take
+FIRST_PROBE_SHARE = 0.15  # of the time left, that the first probe may be expected to take
 FEWEST = 3  # measured probes before it ends for want of gain: fewer cannot disagree with the prior
 LEAST_GAIN = 0.1  # of the tolerance, that those must promise
 INFEASIBLE = 1e-3  # a setting that fits with less than this probability is ruled out
@@ -187,7 +187,7 @@ class PlannerSampler(BaseSampler):
                 wishes.insert(0, self.plain)
         if room < np.inf:
             # Where even the quickest takes longer, no other is to: a compiled one would end it all.
-            wishes.append(seconds <= max(FIRST_SHARE * room, seconds[safe].min()))
+            wishes.append(seconds <= max(FIRST_PROBE_SHARE * room, seconds[safe].min()))
         for wish in map(np.array, wishes):
             safe = safe & wish if (safe & wish).any() else safe
         return self._make_choice(_argmax(outlook.worth(FIRST_COST), safe), predicted, "calibrate")

@@ -35,11 +35,11 @@ NUMERIC_AXES = ("precision", "attention")  # a machine may break a value for eve
 MAX_CROWDED = 3
 MAX_LOST = 2  # probes in a row on a device that does not answer: once may be a hiccup
 MAX_TRIES = 2  # of one setting in one run, where others took its memory
-LEAST_SECONDS = 1.0  # the shortest deadline, so that a probe can still end in order
+LEAST_PROBE_SECONDS = 1.0  # the shortest deadline, so that a probe can still end in order
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between looks at what other tuners probe
 # A probe that takes longer than this, its steps and five times the guess of compiling hangs:
 # imports and building took under a minute on the slowest machine seen, timing takes at most one.
-START_SECONDS = 180.0
+PROBE_START_SECONDS = 180.0
 STEPS_TO_WAIT = 8  # two of warm-up, three timed, and some for a guess that is too low
 
 
@@ -87,7 +87,7 @@ class Search:
         """Probes until the sampler or a limit ends the search and no other tuner of the study is
         probing a setting of it, since its record may change what is worth probing. Ctrl-C or a full
         disk end it early; what was measured until then counts. Returns why it ended, and notes."""
-        self.study.optuna.sampler = self.sampler
+        self.study.optuna_study.sampler = self.sampler
         try:
             with storage_faults(self.study.source):
                 self._learn()
@@ -112,9 +112,9 @@ class Search:
         if first is None or any(r.setting == first.setting for r in self.records):
             return
         params, states = self.study.params.of(first), (TrialState.WAITING, TrialState.RUNNING)
-        begun = self.study.optuna.get_trials(deepcopy=False, states=states)
+        begun = self.study.optuna_study.get_trials(deepcopy=False, states=states)
         if all(params != t.system_attrs.get("fixed_params", t.params) for t in begun):
-            self.study.optuna.enqueue_trial(params)
+            self.study.optuna_study.enqueue_trial(params)
 
     def _optimize(self) -> None:
         """Lets Optuna make trials until the search ends. Another tuner may have freed a trial of
@@ -125,7 +125,7 @@ class Search:
                 study.stop()
 
         try:
-            self.study.optuna.optimize(self._probe, callbacks=[stop], catch=(TakenError,))
+            self.study.optuna_study.optimize(self._probe, callbacks=[stop], catch=(TakenError,))
         except ValueError as error:
             if "Cannot tell a" not in str(error):
                 raise
@@ -269,11 +269,11 @@ class Search:
         by_mode, rate = self.prior.compile_seconds, choice.expected_rate
         compiling = 5 * compilation_of(choice.candidate.setting).guess(by_mode)
         stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0
-        hung = START_SECONDS + compiling + 2 * min(stepping, 3600.0)
+        hung = PROBE_START_SECONDS + compiling + 2 * min(stepping, 3600.0)
         end = self.limits.seconds_left()
         if end is None or end >= hung:
             return hung, False
-        return max(end, LEAST_SECONDS), True
+        return max(end, LEAST_PROBE_SECONDS), True
 
     def _report(
         self, kind: str, choice: Pick, record: MeasurementRecord | None = None,

@@ -148,10 +148,10 @@ class ProbeStudy:
         self.source = str(self.path) if self.storage is None else hidden_password(self.storage)
         opened = None if self.storage is None else open_storage(self.storage, self.source)
         with storage_faults(self.source):
-            self.optuna = optuna.create_study(
+            self.optuna_study = optuna.create_study(
                 study_name=self.name, storage=opened, direction="maximize", load_if_exists=True
             )
-            trials = self.optuna.get_trials(deepcopy=False)
+            trials = self.optuna_study.get_trials(deepcopy=False)
         theirs = {name: d for t in trials for name, d in t.distributions.items()}
         self.params = SpaceParams(self.space, theirs)
 
@@ -165,9 +165,9 @@ class ProbeStudy:
         others = [Identity.of(r) for r in file.records if not identity.has(r)]
         foreign = others[-1:] if accept_different or not ours else []
         with storage_faults(self.source):
-            attribute = self.optuna.user_attrs.get(IDENTITY)
+            attribute = self.optuna_study.user_attrs.get(IDENTITY)
             if attribute is None:
-                self.optuna.set_user_attr(IDENTITY, identity.model_dump(mode="json"))
+                self.optuna_study.set_user_attr(IDENTITY, identity.model_dump(mode="json"))
             else:
                 foreign.append(parse(Identity, attribute, f"the study {self.source}"))
         differences = dict.fromkeys(line for o in foreign for line in identity.differences(o))
@@ -193,7 +193,7 @@ class ProbeStudy:
             for record in records:
                 candidate = self.space.find(record.setting)
                 if candidate is not None and record.probe_id not in probe_ids:
-                    self.optuna.add_trial(self._make_trial(candidate, record))
+                    self.optuna_study.add_trial(self._make_trial(candidate, record))
 
     def _make_trial(self, candidate: Candidate, record: MeasurementRecord) -> FrozenTrial:
         """A record as the trial that Optuna would have made of its probe."""
@@ -213,7 +213,7 @@ class ProbeStudy:
     def records(self) -> list[MeasurementRecord]:
         """The records of all tuners, in the order in which the probes began."""
         with storage_faults(self.source):
-            trials = self.optuna.get_trials(deepcopy=False)
+            trials = self.optuna_study.get_trials(deepcopy=False)
         for trial in trials:
             text = trial.user_attrs.get(RECORD)
             if text and trial.number not in self._records and trial.state.is_finished():
@@ -254,7 +254,7 @@ class ProbeStudy:
         until = time.time() + deadline_seconds + MARGIN_SECONDS
         trial.set_user_attr(UNTIL, until)
         while True:
-            trials = self.optuna.get_trials(deepcopy=False)
+            trials = self.optuna_study.get_trials(deepcopy=False)
             earlier = [t for t in trials if t.number < trial.number]
             running = [t for t in earlier if t.state == TrialState.RUNNING and self._is_alive(t)]
             if all(UNTIL in t.user_attrs for t in running):
@@ -278,8 +278,8 @@ class ProbeStudy:
             return set()
         with storage_faults(self.source), warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            optuna.storages.fail_stale_trials(self.optuna)
-            running = self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            optuna.storages.fail_stale_trials(self.optuna_study)
+            running = self.optuna_study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         candidates = (self.params.candidate(t.params) for t in running if self._is_alive(t))
         return {candidate.id for candidate in candidates if candidate is not None}
 

@@ -239,7 +239,7 @@ def drift_flags(samples: Sequence[float]) -> list[str]:
 
 # A share of the processors; an idle machine's services take one or two percent. A judgement.
 _NOTEWORTHY_SHARE = 0.1
-_LEAST_SECONDS = 0.2  # the kernel counts in hundredths of a second
+_LEAST_WATCHED_SECONDS = 0.2  # the kernel counts in hundredths of a second
 _WAITING = ("idle", "iowait")
 _COUNTED_TWICE = ("guest", "guest_nice")  # in user and nice already (proc(5), /proc/stat)
 
@@ -262,7 +262,7 @@ class QuietWatch:
         that cannot be told."""
         now, before = _read(), self.before
         seconds = now.at - before.at
-        if seconds < _LEAST_SECONDS:
+        if seconds < _LEAST_WATCHED_SECONDS:
             return []
         all_busy = now.busy_seconds - before.busy_seconds
         others = (all_busy - (now.own_seconds - before.own_seconds)) / seconds

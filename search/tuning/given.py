@@ -24,7 +24,7 @@ from search.probe.device import ask_process
 STEPS, WARM_STEPS = 30, 10  # of the script; the first ones compile, tune and fill queues
 FEEDING_SHARE = 0.25  # of --budget, for loader and script together
 WALK_SHARE = 0.5  # of that, for the loader
-START_SECONDS = 120.0  # imports and workers, where no budget says less
+SCRIPT_START_SECONDS = 120.0  # imports and workers, where no budget says less
 SCRIPT_FOLDER = "fed"
 
 
@@ -109,7 +109,7 @@ def _train(
     rate = result.evidence.images_per_second or 1.0
     step_seconds = result.setting.batch_size * result.setting.accumulate / rate
     compile_seconds = result.evidence.compile_seconds or 0.0
-    needed = START_SECONDS + 3 * STEPS * step_seconds + 2 * compile_seconds
+    needed = SCRIPT_START_SECONDS + 3 * STEPS * step_seconds + 2 * compile_seconds
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "output.txt")
         script = emitted.write(Path(scratch, "script"))  # beside nothing else that it might import

@@ -289,7 +289,7 @@ def default_output(model: Model) -> Path:
 RECORDING_SHARE = 0.25
 # It may always take so many seconds, up to half of the time left: an import of torch and one
 # recorded step of a small model took 7 to 12 s on two busy cores (torch 2.14, 2026-11-26).
-LEAST_SECONDS = 15.0
+RECORDING_SECONDS = 15.0
 _PRIOR = TypeAdapter(Prior)
 
 
@@ -343,7 +343,7 @@ def _key(space: Space, model: Model, device: DeviceInfo, allocator: AllocatorCon
 
 def recording_seconds(seconds_left: float) -> float:
     """How many of the seconds left recording may take."""
-    return max(RECORDING_SHARE * seconds_left, min(LEAST_SECONDS, PROBES_SHARE * seconds_left))
+    return max(RECORDING_SHARE * seconds_left, min(RECORDING_SECONDS, PROBES_SHARE * seconds_left))
 
 
 def with_own_optimizer(base: TrainSetting, restrict: Restriction, title: str) -> TrainSetting:

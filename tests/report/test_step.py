@@ -56,10 +56,10 @@ def swin_step(
     card = find_gpu(gpu) if gpu else None
     allocator = parse_allocator_config(options) if options else None
     config, setting = choose(SWIN, None, card, {"batch_size": 8, **SETTINGS[name], **fields})
-    return step_of(config, setting, step_ledger(config, setting), card, allocator)
+    return predicted_step(config, setting, step_ledger(config, setting), card, allocator)
 
 
-def step_of(
+def predicted_step(
     config: Any, setting: Any, ledger: Ledger, card: Any = None, options: Any = None
 ) -> PredictedStep:
     found = estimate_ledger(config, setting, ledger, card, None, options)
@@ -164,7 +164,7 @@ def hostile_step() -> PredictedStep:
     ]
     model = FactoryModel(factory="models:build")
     ledger = Ledger(tuple(events), batch_size=8, num_parameters=4)
-    return step_of(model, TrainSetting(batch_size=8), ledger)
+    return predicted_step(model, TrainSetting(batch_size=8), ledger)
 
 
 def test_hostile_paths_are_shown_as_text() -> None:

@@ -43,8 +43,8 @@ ALL_MODES = ("off", "default", "max-autotune")
 Ended = Callable[[list[TrainSetting], MeasurementRecord], MeasurementRecord]
 
 
-class Told(PlannerSampler):
-    """A sampler that is asked and told without a study, with so many seconds left."""
+class LoneSampler(PlannerSampler):
+    """A sampler without a study, with `left` seconds of the budget."""
 
     left: float | None = None
 
@@ -54,25 +54,25 @@ class Told(PlannerSampler):
         super().__init__(posterior, params, tolerance, arm, lambda: self.left)
         self.replay = replay
 
-    def asked(self, left: float | None = None) -> Pick | None:
+    def choose_within(self, left: float | None = None) -> Pick | None:
         self.left = left
         return self.choose()
 
-    def first(self, left: float | None = None) -> TrainSetting:
-        return self.asked(left).candidate.setting
+    def first_setting(self, left: float | None = None) -> TrainSetting:
+        return self.choose_within(left).candidate.setting
 
     def search(
         self, seconds: float = 1e9, ended: Ended = lambda before, record: record
     ) -> list[TrainSetting]:
-        """The settings of a whole search; `ended` says how a probe ends, of those before it and
-        what the table says."""
-        asked: list[TrainSetting] = []
-        while (choice := self.asked(seconds)) is not None:
-            record = ended(asked, self.replay.probe(choice.candidate))
-            asked.append(record.setting)
+        """The settings of a whole search. `ended` gives the record with which a probe ends, from
+        the settings before it and the table's record."""
+        probed: list[TrainSetting] = []
+        while (choice := self.choose_within(seconds)) is not None:
+            record = ended(probed, self.replay.probe(choice.candidate))
+            probed.append(record.setting)
             self.posterior.tell(choice.candidate, record)
             seconds -= record.probe_seconds
-        return asked
+        return probed
 
 
 def probes_until(replay: Replay, prior: Prior, share: float) -> int:
@@ -97,13 +97,13 @@ def test_without_an_estimate_it_still_arrives_before_random() -> None:
 def test_the_first_probe_is_safe_and_leaves_time_for_others() -> None:
     replay = Replay(TABLE)
     prior = true_prior(replay)
-    choice = Told(replay, prior).asked()
+    choice = LoneSampler(replay, prior).choose_within()
     assert choice.phase == "calibrate"
     index = replay.space.index(choice.candidate.setting)
     assert prior.guesses[index].num_bytes < 0.95 * BUDGET
     assert choice.candidate.setting.compile == "default", "which takes 45 s"
-    assert Told(replay, prior).first(120.0).compile == "off"
-    guessed = Told(replay, generic_prior(replay.space, GPU)).first()
+    assert LoneSampler(replay, prior).first_setting(120.0).compile == "off"
+    guessed = LoneSampler(replay, generic_prior(replay.space, GPU)).first_setting()
     assert guessed.compile == "off"
     assert guessed.batch_size <= 8
 
@@ -126,8 +126,8 @@ def test_checkpointing_is_not_probed_where_the_same_without_it_fits() -> None:
 
 def test_checkpointing_is_probed_where_the_same_without_it_fails() -> None:
     replay = Replay([r for r in TABLE if r.setting.batch_size <= 64])  # all of which would fit
-    strategy = Told(replay, true_prior(replay))
-    strategy.search(
+    sampler = LoneSampler(replay, true_prior(replay))
+    sampler.search(
         ended=lambda _, record: (
             failed(record, "non_finite") if record.setting.checkpointing == "none" else record
         )
@@ -135,7 +135,7 @@ def test_checkpointing_is_probed_where_the_same_without_it_fails() -> None:
     rates = replay.rates(BUDGET)
     checkpointed = (c for c in replay.space.candidates if c.setting.checkpointing != "none")
     best = max(rates[c.id] for c in checkpointed if c.id in rates)
-    assert strategy.posterior.best()[1] >= 0.98 * best
+    assert sampler.posterior.best()[1] >= 0.98 * best
 
 
 @settings(max_examples=6, deadline=None)
@@ -146,7 +146,7 @@ def test_no_setting_is_probed_twice_and_all_laws_hold(
     """Whatever the table says: it ends, repeats nothing, and after an out-of-memory tries nothing
     as large in the same arm."""
     replay = Replay(invented_table(wobble=0.05 * (seed % 5)))
-    strategy = Told(replay, true_prior(replay, seconds, num_bytes))
+    sampler = LoneSampler(replay, true_prior(replay, seconds, num_bytes))
     limits: dict[str, int] = {}
 
     def heard(before: list[TrainSetting], record: MeasurementRecord) -> MeasurementRecord:
@@ -157,24 +157,24 @@ def test_no_setting_is_probed_twice_and_all_laws_hold(
             limits[arm] = batch
         return record
 
-    strategy.search(ended=heard)
-    assert strategy.stopped_because
+    sampler.search(ended=heard)
+    assert sampler.stopped_because
 
 
 def test_no_probe_is_begun_that_the_budget_would_cut() -> None:
     replay = Replay(TABLE)
-    strategy = Told(replay, true_prior(replay))
-    assert strategy.asked(1.0) is None
-    assert "budget" in strategy.stopped_because
+    sampler = LoneSampler(replay, true_prior(replay))
+    assert sampler.choose_within(1.0) is None
+    assert "budget" in sampler.stopped_because
 
 
 def test_a_gain_that_the_budget_does_not_allow_is_said() -> None:
     replay = Replay(TABLE)
-    strategy = Told(replay, true_prior(replay))
-    while (choice := strategy.asked(30.0)) is not None:
+    sampler = LoneSampler(replay, true_prior(replay))
+    while (choice := sampler.choose_within(30.0)) is not None:
         assert choice.candidate.setting.compile == "off", "compiling takes 45 s"
-        strategy.posterior.tell(choice.candidate, replay.probe(choice.candidate))
-    assert strategy.stopped_because == "what could gain more takes longer than the budget has left"
+        sampler.posterior.tell(choice.candidate, replay.probe(choice.candidate))
+    assert sampler.stopped_because == "what could gain more takes longer than the budget has left"
 
 
 def test_one_compilation_says_what_the_other_modes_cost() -> None:
@@ -198,13 +198,13 @@ def test_one_compilation_says_what_the_other_modes_cost() -> None:
 def test_another_precision_is_looked_at_once_and_eagerly(seconds: float) -> None:
     """However little of the time a compilation would leave after it."""
     replay = Replay(TABLE)
-    first, second, *later = Told(replay, true_prior(replay), tolerance=0.0).search(seconds)
+    first, second, *later = LoneSampler(replay, true_prior(replay), tolerance=0.0).search(seconds)
     assert (first.precision, second.precision, second.compile) == ("bf16", "fp32", "off")
     assert all(s.precision == "bf16" for s in later)
-    asked = Told(replay, true_prior(replay), tolerance=0.0).search(
+    probed = LoneSampler(replay, true_prior(replay), tolerance=0.0).search(
         seconds, lambda _, r: failed(r) if r.setting.precision == "fp32" else r
     )
-    assert sum(s.precision == "fp32" for s in asked) == MAX_FAILURES
+    assert sum(s.precision == "fp32" for s in probed) == MAX_FAILURES
 
 
 def slower_bf16(times: float) -> Ended:
@@ -216,7 +216,7 @@ def test_each_attention_is_looked_at_eagerly_in_each_precision_that_is_fast() ->
     replay = Replay(invented_table(0.0, {**SMALL, "attention": ("eager", "sdpa")}))
     slow = ("fp32", "sdpa")
     prior = true_prior(replay, share=lambda s: 2.0 if (s.precision, s.attention) == slow else 1.0)
-    looks = Told(replay, prior).search(600.0, slower_bf16(2.0))[1:5]
+    looks = LoneSampler(replay, prior).search(600.0, slower_bf16(2.0))[1:5]
     assert len({(s.precision, s.attention) for s in looks if s.compile == "off"}) == 4
 
 
@@ -233,7 +233,7 @@ def test_the_plain_default_is_measured_at_its_best_batch_where_the_search_has_en
     assert not short.sampler.plain_is_at_its_best, "there was no time for it"
 
 
-def expecting(share: float, *modes: str, precision: str = "") -> tuple[Told, np.ndarray]:
+def expecting(share: float, *modes: str, precision: str = "") -> tuple[LoneSampler, np.ndarray]:
     """Among `modes`, of steps of the last (in a precision) that share of their seconds; and which
     settings those are."""
     replay = Replay(invented_table(0.0, {**SMALL, "compile": modes}))
@@ -243,7 +243,7 @@ def expecting(share: float, *modes: str, precision: str = "") -> tuple[Told, np.
 
     prior = true_prior(replay, share=lambda s: share if is_one(s) else 1.0)
     those = np.array([is_one(c.setting) for c in replay.space.candidates])
-    return Told(replay, prior, tolerance=0.0), those
+    return LoneSampler(replay, prior, tolerance=0.0), those
 
 
 def test_one_unlucky_probe_closes_no_branch_that_should_be_much_better() -> None:
@@ -255,26 +255,26 @@ def test_one_unlucky_probe_closes_no_branch_that_should_be_much_better() -> None
         is_first = modes[-1] == "max-autotune" and modes.count("max-autotune") == 1
         return failed(record) if is_first else record
 
-    asked = expecting(1 / 1.8, *ALL_MODES)[0].search(3000.0, unlucky)
-    first, second, *_ = (s for s in asked if s.compile == "max-autotune")
+    probed = expecting(1 / 1.8, *ALL_MODES)[0].search(3000.0, unlucky)
+    first, second, *_ = (s for s in probed if s.compile == "max-autotune")
     assert second.batch_size <= first.batch_size / 2
 
 
 def test_the_precision_of_the_fastest_eager_setting_is_compiled_too() -> None:
     """However little that should gain: bf16 is emulated, and only it was compiled."""
-    strategy, _ = expecting(2.0, "off", "default", precision="fp32")
-    strategy.tolerance = 0.01
-    asked = strategy.search(3000.0, slower_bf16(4.0))
-    assert "default" in [s.compile for s in asked if s.precision == "fp32"]
+    sampler, _ = expecting(2.0, "off", "default", precision="fp32")
+    sampler.tolerance = 0.01
+    probed = sampler.search(3000.0, slower_bf16(4.0))
+    assert "default" in [s.compile for s in probed if s.precision == "fp32"]
 
 
 def test_what_promises_far_more_is_probed_while_there_is_time_for_it() -> None:
     """An eager step would gain a little more per second, and compiling ten times as much."""
-    strategy, compiled = expecting(1.1, "off", "default")
-    choice = strategy.asked(60.0)
-    strategy.posterior.tell(choice.candidate, strategy.replay.probe(choice.candidate))
-    price = strategy.posterior.probe_seconds(strategy.posterior.predict())[compiled].min()
-    modes = [strategy.first(price + more).compile for more in (200.0, 20.0)]
+    sampler, compiled = expecting(1.1, "off", "default")
+    choice = sampler.choose_within(60.0)
+    sampler.posterior.tell(choice.candidate, sampler.replay.probe(choice.candidate))
+    price = sampler.posterior.probe_seconds(sampler.posterior.predict())[compiled].min()
+    modes = [sampler.first_setting(price + more).compile for more in (200.0, 20.0)]
     assert modes == ["off", "default"]
 
 

@@ -130,7 +130,7 @@ class Refusing:
         return failed(record, self.status, message=said, probe_seconds=6.0)
 
 
-def search(machine: Refusing, trials: int | None = 40) -> tuple[Search, str]:
+def run_search(machine: Refusing, trials: int | None = 40) -> tuple[Search, str]:
     replay = Replay(TABLE)
     return search_table(replay, true_prior(replay), BUDGET, machine, trials=trials)
 
@@ -153,29 +153,28 @@ def is_compiled(setting: TrainSetting, _: TrainSetting | None = None) -> bool:
 )
 def test_a_search_survives_what_its_machine_lacks(refuses: Refuses, status: str) -> None:
     prober = Refusing(refuses, status)
-    session, stopped = search(prober)
+    search, stopped = run_search(prober)
     assert "another probe would gain" in stopped
-    best = session.best
-    assert best is not None
+    assert search.best is not None
     first = prober.asked[0]
     rest = [c.setting for c in SPACE.candidates if not refuses(c.setting, first)]
     fits = [s for s in rest if true_bytes(s) <= BUDGET]
     fastest = max(s.batch_size * s.accumulate / true_seconds(s) for s in fits)
-    assert best.images_per_second >= 0.98 * fastest
+    assert search.best.images_per_second >= 0.98 * fastest
     refused = [s for s in prober.asked if refuses(s, first)]
     assert len(refused) <= 6, refused
 
 
 def test_without_a_compiler_one_of_the_first_three_probes_needs_none() -> None:
     prober = Refusing(is_compiled)
-    search(prober, trials=3)
+    run_search(prober, trials=3)
     assert not all(map(is_compiled, prober.asked))
 
 
 def test_where_everything_is_refused_alike_it_ends_after_a_plain_setting() -> None:
     prober = Refusing(lambda *_: True)
-    session, stopped = search(prober)
+    search, stopped = run_search(prober)
     assert stopped == f"the first {len(prober.asked)} probes failed alike"
     assert len(prober.asked) <= SAME_FAILURES + 3, "one in each precision and attention left"
     assert any((s.compile, s.optimizer) == ("off", "adamw") for s in prober.asked)
-    assert session.best is None
+    assert search.best is None

@@ -37,12 +37,12 @@ def open_study(tmp_path: Path, storage: str | None = None, **given: Any) -> Prob
 
 def begun(study: ProbeStudy, position: int, most: int | None = None) -> optuna.Trial | None:
     """The trial of a probe that was begun; None where it may not be."""
-    study.optuna.enqueue_trial(study.params.of(study.params.space.candidates[position]))
-    trial = study.optuna.ask()
+    study.optuna_study.enqueue_trial(study.params.of(study.params.space.candidates[position]))
+    trial = study.optuna_study.ask()
     study.params.suggest(trial)
     if study.begin(trial, 60.0, most):
         return trial
-    study.optuna.tell(trial, state=TrialState.FAIL)
+    study.optuna_study.tell(trial, state=TrialState.FAIL)
     return None
 
 
@@ -56,9 +56,9 @@ def probe(study: ProbeStudy, position: int, **fields: Any) -> str | None:
     record = make_record(setting, probe_id=uuid.uuid4().hex).model_copy(update=fields)
     study.keep(record)
     try:
-        study.optuna.tell(trial, study.tell(trial, record))
+        study.optuna_study.tell(trial, study.tell(trial, record))
     except optuna.TrialPruned:
-        study.optuna.tell(trial, state=TrialState.PRUNED)
+        study.optuna_study.tell(trial, state=TrialState.PRUNED)
     return record.probe_id
 
 
@@ -121,7 +121,8 @@ def test_a_probe_that_failed_or_took_too_much_is_pruned(tmp_path: Path) -> None:
     probe(study, 0)
     probe(study, 3)  # batch 512 does not fit
     probe(study, 1, device_bytes=2 * GPU.total_bytes)
-    for trials in (study.optuna.trials, open_study(tmp_path).optuna.trials):  # and when filled
+    for opened in (study, open_study(tmp_path)):  # and when filled
+        trials = opened.optuna_study.trials
         assert [t.state for t in trials] == [TrialState.COMPLETE, *[TrialState.PRUNED] * 2]
         assert trials[1].value is trials[2].value is None
 
@@ -134,7 +135,7 @@ def test_two_tuners_do_not_probe_one_setting_at_once(tmp_path: Path, storage: st
     assert second.busy() == {SPACE.candidates[0].id}
     assert probe(second, 0) is None
     assert probe(second, 1) is not None
-    first.optuna.tell(trial, state=TrialState.FAIL)
+    first.optuna_study.tell(trial, state=TrialState.FAIL)
     assert second.busy() == set()
     assert probe(second, 0) is not None
 
@@ -156,7 +157,7 @@ def test_what_a_dead_tuner_was_at_is_free_again(
         trial = begun(gone, 0)
         assert here.busy()
         if url.startswith("sqlite"):
-            storage: Any = here.optuna._storage._backend  # type: ignore[attr-defined]
+            storage: Any = here.optuna_study._storage._backend  # type: ignore[attr-defined]
             storage.record_heartbeat(trial._trial_id)
             with storage.engine.begin() as connection:
                 connection.execute(
@@ -167,7 +168,7 @@ def test_what_a_dead_tuner_was_at_is_free_again(
             monkeypatch.setattr("search.loop.study.time.time", lambda now=now: now)
         assert here.busy() == set()
         monkeypatch.undo()
-        here.optuna.ask()
+        here.optuna_study.ask()
         monkeypatch.setattr("search.loop.study.MARGIN_SECONDS", 0.0)
         assert probe(here, 1) is not None  # no one waits for what it would have chosen
 
@@ -285,7 +286,7 @@ def test_a_server_keeps_what_a_file_does(tmp_path: Path, server: str) -> None:
     """Also over a connection that it closed, as a firewall does to one that a long probe leaves
     idle; and of very many steps what a text column holds."""
     study = open_study(tmp_path, server)
-    with study.optuna._storage._backend.engine.connect() as other:  # type: ignore[attr-defined]
+    with study.optuna_study._storage._backend.engine.connect() as other:  # type: ignore[attr-defined]
         ask = (
             "select pg_terminate_backend(pid) from pg_stat_activity where "
             "pid != pg_backend_pid() and backend_type = 'client backend'"

@@ -38,7 +38,7 @@ AUTOTUNED_DEADLINE_SECONDS = 900.0
 # from a network disk.
 IMPORT_SECONDS = 120.0
 # No row is begun with less than this left: it would be cut short and have to be measured again.
-LEAST_SECONDS = 30.0
+LEAST_ROW_SECONDS = 30.0
 LEAST_COMPILED_SECONDS = 120.0
 # What times out or crashes is tried once more by the next run, and no more.
 TRIES = 2
@@ -120,7 +120,7 @@ def measure(
     with ExitStack() as stack:
         for row in left:
             rest = ends_at - time.monotonic()
-            if rest < (LEAST_COMPILED_SECONDS if row.setting.compiles else LEAST_SECONDS):
+            if rest < (LEAST_COMPILED_SECONDS if row.setting.compiles else LEAST_ROW_SECONDS):
                 continue
             deadline = row_deadline(row)
             library = "" if isinstance(row.model, FactoryModel) else row.model.library

@@ -34,10 +34,10 @@ Step = tuple[str, str, str]  # model, precision, checkpointing
 
 @functools.cache
 def records() -> dict[Step, MeasurementRecord]:
-    return {step_of(record): record for record in read_records(RECORDS).records}
+    return {step_key(record): record for record in read_records(RECORDS).records}
 
 
-def step_of(record: MeasurementRecord) -> Step:
+def step_key(record: MeasurementRecord) -> Step:
     setting = record.setting
     return record.model.title, setting.precision, setting.checkpointing
 
@@ -77,7 +77,7 @@ def test_the_tables_count_what_is_recorded() -> None:
 
 
 def is_as_shown(verdict: Verdict) -> bool:
-    return verdict.what == shown()[1].get(step_of(verdict.record), "equal")
+    return verdict.what == shown()[1].get(step_key(verdict.record), "equal")
 
 
 def package_of(record: MeasurementRecord) -> str:
@@ -144,6 +144,6 @@ def test_the_command_records_the_same_again(tmp_path: Path) -> None:
     again = read_records(tmp_path / "again.jsonl").records
     assert len(again) == 2
     for record in again:
-        kept = records()[step_of(record)]
+        kept = records()[step_key(record)]
         assert record.peak_allocated_bytes == kept.peak_allocated_bytes
         assert record.peak_reserved_bytes == kept.peak_reserved_bytes

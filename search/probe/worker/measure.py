@@ -60,7 +60,7 @@ def measure(
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         if run.meter is not None:
             run.meter.lift_cap()
-        status, message = verdict.classify(error, verdict.read_memory(request.device))
+        status, message = verdict.classify(error, verdict.read_device_memory(request.device))
         phase, lost = _phase_of(error, run, status), verdict.lost_others(error)
         crowding = run.crowding()
         # What disturbed the run until it failed: the failure may be due to it.

@@ -59,7 +59,7 @@ class MemoryReading:
         return f"{free}, {self.num_failed} allocations failed" if self.num_failed else free
 
 
-def read_memory(device: str) -> MemoryReading | None:
+def read_device_memory(device: str) -> MemoryReading | None:
     """The reading of "cuda:N"; None on the CPU, before CUDA is initialised, and where an error has
     made the context unusable: then every question raises that error again."""
     if device == "cpu" or not torch.cuda.is_initialized():

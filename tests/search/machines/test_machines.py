@@ -113,8 +113,8 @@ def test_it_ends_with_what_the_others_find(tmp_path: Path, monkeypatch: pytest.M
         waited.append(seconds)
         if len(waited) == 1:
             record = make_record(space.candidates[0].setting, probe_id="theirs")
-            there.optuna.tell(found, there.tell(found, record))
-            there.optuna.tell(lost, state=TrialState.FAIL)
+            there.optuna_study.tell(found, there.tell(found, record))
+            there.optuna_study.tell(lost, state=TrialState.FAIL)
 
     monkeypatch.setattr("search.loop.search.time.sleep", sleep)
     options = SearchOptions(budget_seconds=None, tolerance=0.0)
@@ -141,8 +141,8 @@ def test_what_a_tuner_measured_whose_trial_was_freed_meanwhile_is_kept(
     def prober(choice: Pick, *_: object) -> MeasurementRecord:
         asked.append(choice.candidate.setting)
         if len(asked) == 1:
-            (mine,) = there.optuna.get_trials(states=(TrialState.RUNNING,))
-            there.optuna.tell(mine.number, state=TrialState.FAIL)
+            (mine,) = there.optuna_study.get_trials(states=(TrialState.RUNNING,))
+            there.optuna_study.tell(mine.number, state=TrialState.FAIL)
         return make_record(choice.candidate.setting)
 
     options = SearchOptions(budget_seconds=None, tolerance=0.0)
