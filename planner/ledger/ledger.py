@@ -347,10 +347,10 @@ class Ledger:
         return by_step
 
 
-# A recorded step at any batch size.
+# A step on shapes at any batch size.
 #
-# A recording at a huge batch gives every size as fixed + batch * per image. A batch of 1 is another
-# step (dimensions of size 1 change which copies happen), so it is recorded by itself.
+# A run at a huge batch gives every size as fixed + batch * per image. A batch of 1 is another step
+# (dimensions of size 1 change which copies happen), so it runs by itself.
 
 # A batch beyond all sizes that do not grow with it: from a size there, fixed + HUGE * per image,
 # both parts can be read off like digits.
@@ -370,11 +370,11 @@ class AffineLedger:
     template: Ledger
 
     @classmethod
-    def from_huge(cls, recorded: Ledger) -> AffineLedger:
-        """The affine ledger of one recording at batch HUGE. Its step must be known to be affine,
-        and run at any batch: a step on shapes."""
-        assert recorded.batch_size == HUGE
-        return cls(recorded)
+    def from_huge(cls, ledger: Ledger) -> AffineLedger:
+        """The affine ledger of one run at batch HUGE. Its step must be known to be affine, and run
+        at any batch: a step on shapes."""
+        assert ledger.batch_size == HUGE
+        return cls(ledger)
 
     def ledger(self, batch_size: int) -> Ledger:
         """The ledger at another batch of 2 or more."""

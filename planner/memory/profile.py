@@ -109,7 +109,7 @@ class Walk:
 
     @cached_property
     def steady(self) -> SteadyStep:
-        """The last recorded step, from the mark that begins it."""
+        """The last step of the ledger, from the mark that begins it."""
         last_step = max(mark.step for _, mark in self.marks)
         start = next(index for index, mark in self.marks if _is_step_start(mark, last_step))
         first_entry = self.num_entries(start)
@@ -156,7 +156,7 @@ class Instant:
 
 @dataclass(frozen=True)
 class SteadyStep:
-    """The live bytes of the steady step, the last one recorded.
+    """The live bytes of the steady step, the last one of a ledger.
 
     `before_step` are the live bytes as it begins; `ends` has (phase, live bytes at its end), in
     order. `peak_index` is the event after which `peak_bytes` were alive, `steady_event` the index
@@ -271,7 +271,7 @@ def _walk_template(ledger: Ledger, keeps_workspaces: bool) -> Walk:
     sizes, streams = [0], [0]  # by place: a workspace, then each storage
     live_places: dict[int, int] = {}  # by storage
     entries: list[tuple[int, int]] = []  # (place, or its complement, event index)
-    workspaces, lt_workspaces, emptied, recorded = (list[int]() for _ in range(4))
+    workspaces, lt_workspaces, emptied, recorded_workspaces = (list[int]() for _ in range(4))
     marks: list[tuple[int, Marked]] = []
     stream_numbers = {"": 0}
     # Until the first backward ends; its thread and forward's request one workspace each.
@@ -297,7 +297,7 @@ def _walk_template(ledger: Ledger, keeps_workspaces: bool) -> Walk:
                 needs_workspace = False
         elif kind is Tagged:
             if event.category == "workspace":
-                recorded.append(live_places[event.storage])
+                recorded_workspaces.append(live_places[event.storage])
         elif kind is Emptied:
             if is_first_step:
                 emptied.append(len(entries))
@@ -314,12 +314,12 @@ def _walk_template(ledger: Ledger, keeps_workspaces: bool) -> Walk:
     entry_streams = [streams[max(place, ~place)] for place in places]
     return Walk(
         sizes, index + 1, marks, places, releases, event_indices, workspaces, lt_workspaces,
-        entry_streams, tuple(stream_numbers), emptied, recorded,
+        entry_streams, tuple(stream_numbers), emptied, recorded_workspaces,
     )  # fmt: skip
 
 
 def steady_step(ledger: Ledger) -> SteadyStep:
-    """The last recorded step, from the mark that begins it."""
+    """The last step of the ledger, from the mark that begins it."""
     return walk_ledger(ledger).steady
 
 

@@ -68,9 +68,9 @@ _COMPILED_CALL_SECONDS = 400e-6
 def step_time(
     ledger: Ledger, setting: TrainSetting, rates: DeviceRates, exchanges: Exchanges | None = None
 ) -> Throughput:
-    """The time of the steady optimizer step of `ledger`, as it was recorded."""
-    recorded = min(setting.accumulate, LEDGER_MICRO_BATCHES)
-    return predict_step(ledger.operations(), rates, setting, recorded, exchanges)
+    """The time of the steady optimizer step of `ledger`."""
+    num_micro_batches = min(setting.accumulate, LEDGER_MICRO_BATCHES)
+    return predict_step(ledger.operations(), rates, setting, num_micro_batches, exchanges)
 
 
 def call_parts(
@@ -82,9 +82,10 @@ def call_parts(
     A wait of the device has no operation: its `name` and `path` are "". The operations of a
     compiled step are its fused kernels, each in the module of its first operation.
     """
-    recorded = min(setting.accumulate, LEDGER_MICRO_BATCHES)
+    num_micro_batches = min(setting.accumulate, LEDGER_MICRO_BATCHES)
     rates, exchanges = rates_for(gpu, model), find_exchanges(ledger, setting, gpu, link)
-    step, exchanges = _prepare_step(ledger.operations(), rates, setting, recorded, exchanges)
+    operations = ledger.operations()
+    step, exchanges = _prepare_step(operations, rates, setting, num_micro_batches, exchanges)
     step.priced = [
         priced._replace(account=(*priced.account, operation.name, operation.path))
         for priced, (_, operation) in zip(step.priced, step.kernels, strict=True)
@@ -97,17 +98,17 @@ def predict_step(
     operations: Iterable[Operation],
     rates: DeviceRates,
     setting: TrainSetting,
-    recorded_accumulate: int | None = None,
+    num_micro_batches: int | None = None,
     exchanges: Exchanges | None = None,
 ) -> Throughput:
     """The time of one optimizer step that runs `operations` ((phase, operation), in order) and
     communicates over `exchanges` beside them.
 
-    `operations` hold `recorded_accumulate` micro-batches (None: all `setting.accumulate` of them).
+    `operations` hold `num_micro_batches` micro-batches (None: all `setting.accumulate` of them).
     Each further micro-batch of the step takes as long as those on average, and exchanges what all
     but the last do.
     """
-    step, exchanges = _prepare_step(operations, rates, setting, recorded_accumulate, exchanges)
+    step, exchanges = _prepare_step(operations, rates, setting, num_micro_batches, exchanges)
     alone = step.predict(None)
     return alone if exchanges is None else _add_communication(step, exchanges, alone)
 
@@ -116,7 +117,7 @@ def _prepare_step(
     operations: Iterable[Operation],
     rates: DeviceRates,
     setting: TrainSetting,
-    recorded_accumulate: int | None,
+    num_micro_batches: int | None,
     exchanges: Exchanges | None,
 ) -> tuple[_PricedStep, Exchanges | None]:
     """The priced step, and its exchanges, if any, placed among its kernels."""
@@ -126,10 +127,8 @@ def _prepare_step(
     if setting.compile != "off":
         events = delay_to_region_ends(events, [phase for phase, _ in kernels], regions)
         kernels, regions, events = fuse_between_exchanges(kernels, regions, events)
-    recorded = recorded_accumulate or setting.accumulate
-    step = _PricedStep(
-        kernels, _price_operations(kernels, regions, rates, setting), rates, setting, recorded
-    )
+    priced = _price_operations(kernels, regions, rates, setting)
+    step = _PricedStep(kernels, priced, rates, setting, num_micro_batches or setting.accumulate)
     return step, replace(exchanges, events=events) if exchanges is not None and events else None
 
 
@@ -287,8 +286,8 @@ def _region_call_seconds(rates: DeviceRates, setting: TrainSetting) -> float:
 
 
 class _PricedStep:
-    """The kernels of a step, in order, with the cost of each; `recorded` of its micro-batches were
-    recorded. The host and the device run them in a `Timeline`."""
+    """The kernels of a step, in order, with the cost of each: those of `num_micro_batches` of its
+    micro-batches. The host and the device run them in a `Timeline`."""
 
     def __init__(
         self,
@@ -296,13 +295,13 @@ class _PricedStep:
         priced: Sequence[Priced],
         rates: DeviceRates,
         setting: TrainSetting,
-        recorded: int,
+        num_micro_batches: int,
     ) -> None:
         self.kernels = kernels
         self.priced = priced
         self.rates = rates
         self.setting = setting
-        self.recorded = recorded
+        self.num_micro_batches = num_micro_batches
         self.matrix_flops: dict[str, int] = defaultdict(int)  # both by phase
         self.launches: dict[str, int] = defaultdict(int)
         for phase, operation in kernels:
@@ -311,15 +310,16 @@ class _PricedStep:
                 self.matrix_flops[phase] += operation.flops
 
     def repeats(self, phase: str, micro_batch: int) -> float:
-        """How many times a step repeats an exchange of the recorded `micro_batch`: the last one may
+        """How many times a step repeats an exchange of the ledger's `micro_batch`: the last one may
         exchange what the others do not."""
-        if phase not in COMPILED_PHASES or micro_batch >= self.recorded - 1:
+        if phase not in COMPILED_PHASES or micro_batch >= self.num_micro_batches - 1:
             return 1.0
-        return (self.setting.accumulate - 1) / (self.recorded - 1)
+        return (self.setting.accumulate - 1) / (self.num_micro_batches - 1)
 
     def _scale(self, phase: str, amount: float) -> float:
-        """The `amount` of all micro-batches of the step, from that of the recorded ones."""
-        return amount * (self.setting.accumulate / self.recorded if phase in COMPILED_PHASES else 1)
+        """The `amount` of all micro-batches of the step, from that of those in the ledger."""
+        times = self.setting.accumulate / self.num_micro_batches
+        return amount * (times if phase in COMPILED_PHASES else 1)
 
     def run_timeline(self, exchanges: Exchanges | None) -> Timeline:
         """The timeline of a step in the middle of a training."""
