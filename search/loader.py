@@ -32,6 +32,7 @@ from planner.core.units import format_bytes, format_rate, format_seconds
 from planner.machine.host import read_host
 from planner.training.data import BadItemError, Data, OpenData, find_data, open_data
 from search.probe.device import choose_device, versions
+from search.probe.evidence import busy_seconds
 
 GAIN = 1.05  # what twice the workers must gain to be worth their memory
 AS_GOOD = 0.98  # of the best rate: as good, as far as a few seconds can tell
@@ -223,7 +224,7 @@ def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, float
             if time.monotonic() > until:
                 break
         pids = [os.getpid(), *_workers()]
-        start, before, all_cpu = time.monotonic(), _used(pids), _busy()
+        start, before, busy_before = time.monotonic(), _used(pids), busy_seconds()
         count, fewest = 0, max(2, 2 * setting.workers)
         for count, _ in enumerate(batches, 1):
             passed = time.monotonic() - start
@@ -232,7 +233,7 @@ def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, float
         seconds = time.monotonic() - start
         images = count * setting.batch_size
         own, read, missed = (now - then for now, then in zip(_used(pids), before, strict=True))
-        others = max(0.0, _busy() - all_cpu - own) / seconds
+        others = max(0.0, busy_seconds() - busy_before - own) / seconds
         run = LoaderRun(
             setting=setting,
             images_per_second=images / seconds,
@@ -283,14 +284,6 @@ def _workers() -> list[int]:
     import psutil
 
     return [child.pid for child in psutil.Process().children(recursive=True)]
-
-
-def _busy() -> float:
-    """The processor seconds that all programs of the machine have taken so far."""
-    import psutil
-
-    times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system)
 
 
 def _used(pids: list[int]) -> tuple[float, int, int]:

@@ -22,17 +22,6 @@ from pydantic import TypeAdapter
 
 from planner.core import failures
 from planner.core.errors import PlannerError, UsageError, refuse_if
-from planner.core.failures import (
-    ANY_TORCH,
-    BY_KIND,
-    OUT_OF_MEMORY,
-    REMEDIES,
-    TEXTS,
-    Sign,
-    Versions,
-    remedies,
-    sentence,
-)
 from planner.core.files import STANDARD_INPUT, named_path, opened_whole, read_pickle
 from planner.core.schema import TrainSetting
 from planner.core.schema.record import noteworthy_bytes
@@ -54,15 +43,15 @@ _BETWEEN = 100  # lines that it lies in, with those of other ranks
 _MAX_LINE = 20_000  # characters that are searched
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)")
 _SPACES = re.compile(r"\s+")
-_RANK = re.compile(TEXTS["log"]["rank"])
-_TORCH = re.compile(TEXTS["log"]["torch"].encode())
-_MEMORY = re.compile(TEXTS["log"]["memory"].encode(), re.MULTILINE)
-_WORDED = TEXTS["allocator_message"]
+_RANK = re.compile(failures.TEXTS["log"]["rank"])
+_TORCH = re.compile(failures.TEXTS["log"]["torch"].encode())
+_MEMORY = re.compile(failures.TEXTS["log"]["memory"].encode(), re.MULTILINE)
+_WORDED = failures.TEXTS["allocator_message"]
 _FIGURES = {  # sizes are bounded: a line of digits is read in time in proportion to it
     key: re.compile("|".join(patterns).replace("{size}", _WORDED["size"]))
     for key, patterns in _WORDED["figures"].items()
 }
-_WORDINGS = TypeAdapter(dict[str, Versions]).validate_python(_WORDED["wordings"])
+_WORDINGS = TypeAdapter(dict[str, failures.Versions]).validate_python(_WORDED["wordings"])
 # WSL's driver says 2^64 bytes of a process that it does not know (17179869184.00 GiB).
 _MAX_TIMES_DEVICE = 16
 
@@ -80,7 +69,7 @@ class FailedRequest:
     """
 
     known: Mapping[str, int]
-    torch: Versions = failures.ANY_TORCH
+    torch: failures.Versions = failures.ANY_TORCH
     is_cuda: bool = True
 
     @property
@@ -110,7 +99,7 @@ class FailedRequest:
         return {**known, **{key: value for key, value in derived.items() if value > 0}}
 
     def ways_out(
-        self, torch: Versions = failures.ANY_TORCH, is_windows: bool = False
+        self, torch: failures.Versions = failures.ANY_TORCH, is_windows: bool = False
     ) -> tuple[str, ...]:
         """What to do by these figures, most certain first, with a torch between these versions."""
         figures = self.figures
@@ -121,7 +110,7 @@ class FailedRequest:
             "joinable_bytes": figures.get("unused_bytes") if self.is_cuda else None,
             "noteworthy_bytes": noteworthy_bytes(total or figures.get("reserved_bytes", 0)),
         }  # fmt: skip
-        return remedies(failures.REMEDIES["ways_out"], torch, figures | bounds)
+        return failures.remedies(failures.REMEDIES["ways_out"], torch, figures | bounds)
 
 
 def read_message(text: str) -> FailedRequest | None:
@@ -194,7 +183,7 @@ class LogReading:
         self.findings: dict[str, Diagnosis] = {}
         self.failed: FailedRequest | None = None
         self.rank: int | None = None
-        self.torch: Versions = failures.ANY_TORCH
+        self.torch: failures.Versions = failures.ANY_TORCH
         self.is_windows = False
         self._columns: dict[bytes, list[tuple[int, float]]] = {}  # lines where it rose, and to what
 
@@ -235,7 +224,7 @@ class LogReading:
             if not levels or size > levels[-1][1]:
                 levels.append((line, size))
 
-    def _see(self, number: int, lines: Sequence[bytes], signs: Iterable[Sign]) -> None:
+    def _see(self, number: int, lines: Sequence[bytes], signs: Iterable[failures.Sign]) -> None:
         """Notes the signs that the first of `lines` shows. A sure one replaces a possible one."""
         line = clean(lines[0])
         rank = rank_of(line)
@@ -249,7 +238,7 @@ class LogReading:
                 self.findings[sign.kind] = finding
             if is_sure or finding.apart:
                 finding.see(number, line, rank)
-            if sign.kind == OUT_OF_MEMORY and self.failed is None:
+            if sign.kind == failures.OUT_OF_MEMORY and self.failed is None:
                 self.failed, self.rank = _read_lines(map(clean, lines), rank), rank
                 if self.failed is not None:
                     finding.apart = ""  # no other words have these figures
@@ -257,10 +246,10 @@ class LogReading:
     def _judge(self) -> None:
         """Notes what only the whole log shows: its torch, what to do with that torch, and a memory
         that grew."""
-        failed, out = self.failed, self.findings.get(OUT_OF_MEMORY)
+        failed, out = self.failed, self.findings.get(failures.OUT_OF_MEMORY)
         if failed is not None and not failed.torch[0] <= self.torch[0] <= failed.torch[1]:
             self.torch = failed.torch
-        grew = BY_KIND[failures.GROWTH]
+        grew = failures.BY_KIND[failures.GROWTH]
         for name, levels in self._columns.items():
             if out is not None and not out.apart and _has_grown(levels, out.evidence[0][0]):
                 shown = [(n, f"{name.decode()} {size:g}") for n, size in (levels[0], levels[-1])]
@@ -268,7 +257,7 @@ class LogReading:
                     grew.kind, grew.means, shown, len(levels), apart=grew.apart
                 )
         for finding in self.findings.values():
-            finding.todo = BY_KIND[finding.kind].remedies(self.torch)
+            finding.todo = failures.BY_KIND[finding.kind].remedies(self.torch)
         if failed is not None and out is not None:
             out.figures, out.todo = failed.figures, failed.ways_out(self.torch, self.is_windows)
 
@@ -278,7 +267,7 @@ def _read_lines(lines: Iterable[str], rank: int | None) -> FailedRequest | None:
     between. A terminal broke it between words or within them: the reading that tells more is right.
     """
     own = (_RANK.sub("", line) for line in lines if rank_of(line) in (rank, None))
-    is_new = BY_KIND[OUT_OF_MEMORY].is_sure
+    is_new = failures.BY_KIND[failures.OUT_OF_MEMORY].is_sure
     message = [next(own), *islice(takewhile(lambda line: is_new(line) is None, own), _FOLLOWING)]
     readings = (read_message(joint.join(message)) for joint in (" ", ""))
     return max(filter(None, readings), key=lambda reading: len(reading.known), default=None)
@@ -313,7 +302,7 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
         yield _ANSI.sub(b"", data) if b"\x1b" in data else data  # colours, also within a word
 
 
-# ---------------------------------------------------------------- the explanation
+# The explanation.
 
 LARGE_CHANGES = "batch_size", "accumulate", "checkpointing", "compile", "offload"
 MAX_CARD_ERROR = 0.1  # of the memory: what a driver keeps for itself differs by less
@@ -370,11 +359,11 @@ def explain(
     if plan is not None:
         _compare(explanation, _estimate_plan(plan, card, allocator))
     elif explanation.seen:
-        explanation.notes.append(sentence("add a plan"))
+        explanation.notes.append(failures.sentence("add a plan"))
     return explanation
 
 
-# ---------------------------------------------------------------- what each source says
+# What each source says.
 
 
 def _read(path: Path) -> Explanation:
@@ -402,10 +391,10 @@ def _explain_log(name: str, reading: LogReading) -> Explanation:
     explanation.findings.sort(key=lambda finding: finding.evidence[0][0])
     if reading.failed is not None:
         explanation.seen = reading.failed.figures
-        ranks = reading.findings[OUT_OF_MEMORY].ranks
+        ranks = reading.findings[failures.OUT_OF_MEMORY].ranks
         if len(ranks) > 1:
             words = "" if reading.rank is None else f", rank {reading.rank}"
-            explanation.notes.append(sentence("ranks", ranks=len(ranks), rank=words))
+            explanation.notes.append(failures.sentence("ranks", ranks=len(ranks), rank=words))
     return explanation
 
 
@@ -414,14 +403,16 @@ def _explain_snapshot(name: str, reading: SnapshotReading) -> Explanation:
     if "requested_bytes" in reading.figures:
         failed = FailedRequest(reading.figures)
         explanation.seen = seen = failed.figures
-        means, todo = sentence("snapshot failed", seen), failed.ways_out()
-        explanation.findings = [Diagnosis(OUT_OF_MEMORY, means, count=1, figures=seen, todo=todo)]
+        means, todo = failures.sentence("snapshot failed", seen), failed.ways_out()
+        explanation.findings = [
+            Diagnosis(failures.OUT_OF_MEMORY, means, count=1, figures=seen, todo=todo)
+        ]
     if reading.categories.keys() == {NO_STACK}:
-        explanation.notes.append(sentence("no stacks"))
+        explanation.notes.append(failures.sentence("no stacks"))
     return explanation
 
 
-# ---------------------------------------------------------------- compared with a plan
+# The comparison with a plan.
 
 
 def _estimate_plan(plan: Any, card: Gpu | None, allocator: str | None) -> Estimate:
@@ -458,10 +449,12 @@ def _compare(explanation: Explanation, predicted: Estimate) -> None:
     if is_other:
         sizes |= {"budget_bytes": budget or 0, "apart_bytes": apart}
     explanation.expected = predicted
-    explanation.differs = remedies(REMEDIES["against_plan"], ANY_TORCH, seen | sizes)
+    explanation.differs = failures.remedies(
+        failures.REMEDIES["against_plan"], failures.ANY_TORCH, seen | sizes
+    )
     missing = seen.get("missing_bytes") or seen.get("requested_bytes")
     if missing is not None and is_other:
-        explanation.relief = Relief(int(missing), why_none=sentence("other card"))
+        explanation.relief = Relief(int(missing), why_none=failures.sentence("other card"))
     elif missing is not None:
         total = seen.get("total_bytes") or predicted.budget_bytes
         room = total - seen.get("other_bytes", 0) if total else None
@@ -489,4 +482,4 @@ def find_relief(predicted: Estimate, missing_bytes: int, room_bytes: int | None)
     if least is not None:  # first the way that changes least, then by speed
         others = (way for way in advice.ways if way.setting != least.setting)
         advice = replace(advice, ways=(least, *others))
-    return Relief(needed, advice, "" if advice.ways else sentence("no lever"))
+    return Relief(needed, advice, "" if advice.ways else failures.sentence("no lever"))

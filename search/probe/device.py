@@ -71,10 +71,15 @@ def why_no_gpu(index: int = 0) -> str | None:
     return torch_build.why_not_usable(_ask_torch(index), index)
 
 
+def device_index(device: str) -> int:
+    """N of "cuda:N"."""
+    return int(device.removeprefix("cuda:"))
+
+
 def why_no_segments(device: str) -> str:
     """Why "cuda:N" has no expandable segments, in torch's words; "" where it has them, or that is
     not known. Without CUDA's virtual memory management torch fails at the first segment."""
-    index = int(device[5:])
+    index = device_index(device)
     gpus = _ask_torch(index).gpus
     return gpus[index].segment_error if index < len(gpus) else ""
 
@@ -88,9 +93,9 @@ def check_world(device: str, setting: TrainSetting) -> None:
             f"a probe reaches the GPUs of this machine, and {setting.nodes} nodes were asked for.",
             "Probe one node's GPUs, and see with 'planner estimate --nodes' what others add.",
         )
-    first, there = int(device[5:]), len(_ask_torch(int(device[5:])).gpus)
-    if first + setting.world_size > there:
-        left = there - first
+    first = device_index(device)
+    left = len(_ask_torch(first).gpus) - first
+    if setting.world_size > left:
         raise UsageError(
             f"{setting.world_size} GPUs were asked for from {device} on, and this machine has "
             f"{left} there.",
@@ -101,7 +106,7 @@ def check_world(device: str, setting: TrainSetting) -> None:
 def describe_device(name: str = "auto") -> DeviceInfo:
     """The device as records describe it. Raises UsageError where it cannot be used here."""
     device = choose_device(name)
-    return _describe_cpu() if device == "cpu" else _describe_cuda(int(device[5:]))
+    return _describe_cpu() if device == "cpu" else _describe_cuda(device_index(device))
 
 
 @lru_cache(maxsize=8)
@@ -131,7 +136,7 @@ def memory_in_use(device: str) -> MemoryInUse | None:
     """The memory in use on `device` ("cpu", "cuda:N"); None where the driver does not say."""
     if device == "cpu":
         return _host_memory()
-    handle = _driver_device(int(device[5:]))
+    handle = driver_device(device)
     memory = handle.memory if handle is not None else None
     if handle is None or memory is None:
         return None
@@ -148,13 +153,13 @@ def least_free(devices: Sequence[str]) -> MemoryInUse | None:
 def nvml_device(device: str) -> nvml.NvmlDevice | None:
     """The driver's handle of "cuda:N", as the worker's environment numbers it; None where cards are
     split: the driver's figures are then a whole card's, and torch's device is an instance."""
-    return _nvml_device(int(device[5:]))
+    return _nvml_device(device_index(device))
 
 
 def driver_device(device: str) -> nvml.NvmlDevice | None:
     """The driver's handle of "cuda:N", as torch numbers it; None for "cpu", and where the driver's
     figures are not those of torch's device."""
-    return None if device == "cpu" else _driver_device(int(device[5:]))
+    return None if device == "cpu" else _driver_device(device_index(device))
 
 
 def name_card(device: str) -> str | None:

@@ -278,12 +278,15 @@ class QuietWatch:
 
 
 def _read() -> _Reading:
+    return _Reading(time.monotonic(), busy_seconds(), time.process_time())
+
+
+def busy_seconds() -> float:
+    """The seconds that the processors of this process have worked so far, for any program."""
     import psutil  # evidence is read anywhere, and gathered on Linux
 
     counted = psutil.cpu_times(percpu=True)
-    mine = [counted[n] for n in os.sched_getaffinity(0) if n < len(counted)]
+    usable = [counted[n] for n in os.sched_getaffinity(0) if n < len(counted)]
     left_out = (*_WAITING, *_COUNTED_TWICE)
-    busy = sum(
-        seconds for cpu in mine for name, seconds in cpu._asdict().items() if name not in left_out
-    )
-    return _Reading(time.monotonic(), busy, time.process_time())
+    fields = [field for cpu in usable for field in cpu._asdict().items()]
+    return float(sum(seconds for name, seconds in fields if name not in left_out))

@@ -28,6 +28,7 @@ from search.probe import protocol
 from search.probe.device import (
     MemoryInUse,
     describe_device,
+    device_index,
     memory_in_use,
     versions,
     worker_environment,
@@ -346,7 +347,7 @@ def rank_devices(device: str, setting: TrainSetting) -> tuple[str, ...]:
     size = setting.world_size
     if device == "cpu":
         return ("cpu",) * size
-    first = int(device[5:])
+    first = device_index(device)
     return tuple(f"cuda:{first + rank}" for rank in range(size))
 
 

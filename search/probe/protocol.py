@@ -1,6 +1,6 @@
 """The messages between the tuner and the workers of a probe, in JSON: a worker receives a
-`WorkOrder`, and answers with progress and one outcome. And how an end without an outcome is judged;
-`planner.core.failures` knows what errors mean.
+`WorkOrder`, and answers with progress and one outcome. Then how the tuner judges a worker that
+ended without an outcome; `planner.core.failures` knows what errors mean.
 """
 
 import os
@@ -9,13 +9,7 @@ import uuid
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from planner.core.failures import is_allocation_failure
 from planner.core.schema import MeasurementRecord, Model, ProbeStatus, TrainSetting
@@ -148,7 +142,7 @@ class Report:
         self.channel, self.rank = channel, rank
         self.phase = ""
 
-    def say(self, message: Answer) -> None:
+    def send(self, message: Answer) -> None:
         stamped = message.model_copy(update={"rank": self.rank})
         os.write(self.channel, stamped.model_dump_json().encode())
 
@@ -156,7 +150,7 @@ class Report:
         """Reports that `phase` begins, if the worker was in another."""
         if phase != self.phase:
             self.phase = phase
-            self.say(ProgressMessage(phase=phase))
+            self.send(ProgressMessage(phase=phase))
 
 
 CONTRACT = "contract"  # the phase of a probe whose step is not what its task says

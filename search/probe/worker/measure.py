@@ -1,8 +1,9 @@
 """A short real training run: build, warm up, time whole optimizer steps, read memory.
 
-Runs in the worker alone, a process forked from one that has imported torch: it trains, answers on
-its own channel and waits to be ended. What user code prints goes to standard output and error and
-cannot reach the channel. Any failure of the model ends as an outcome, never as an exception.
+Only the worker imports this: a process forked from one that has imported torch. It trains, answers
+on a channel of its own and waits until the tuner ends it. What user code prints goes to standard
+output and error and cannot reach the channel. Any failure of the model ends as an outcome, never
+as an exception. First `measure`, then `Run` in the order of its steps, then `work`, the process.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ from search.probe import protocol
 from search.probe.evidence import HURRIED, QuietWatch, StopRule
 from search.probe.worker import subject, verdict
 from search.probe.worker.meter import Mark, Meter, make_meter
+from search.probe.worker.subject import WatchedTraining
 
 # CUDA graphs (reduce-overhead, max-autotune) are run once, recorded once and replayed from then on:
 # two more steps than eager needs until every step is alike.
 _GRAPH_WARMUP_STEPS = 2
-# GradScaler starts at 65536 and halves at each overflow; a step that overflows is skipped, and only
+# GradScaler starts at 65536 and halves at each overflow. It skips a step that overflows, and only
 # executed steps count as warm-up. 16 halvings reach a scale of 1.
 _SCALE_WARMUP_STEPS = 16
-# Steps after the allocator's cache was given back: the first asks the device for memory anew.
+# Steps after the allocator's cache was released: the first asks the device for memory anew.
 _RELEASED_WARMUP_STEPS = 2
-# What is given back is told from this share of what was reserved on.
+# A flag names the released bytes from this share of the reserved ones on.
 _RELEASED_SHARE = 0.01
 _PROGRESS_SECONDS = 0.5
 
@@ -51,17 +53,17 @@ def measure(
     report: protocol.Report,
     place: protocol.RankPlace | None = None,
 ) -> protocol.OutcomeMessage:
-    """Carry out one probe, or one rank of it, until `deadline` (an instant of `time.monotonic`);
-    how it ended. A failure is described outside of its handler: its traceback holds frames, and so
-    tensors."""
+    """Carries out one probe, or one rank of it, until `deadline` (an instant of `time.monotonic`),
+    and returns how it ended. A failure is described outside of its handler: its traceback holds
+    frames, and so tensors."""
     run = Run(request, deadline, report, place=place)
     try:
-        return run.outcome()
+        return run.carry_out()
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         if run.meter is not None:
             run.meter.lift_cap()
         status, message = verdict.classify(error, verdict.read_device_memory(request.device))
-        phase, lost = _phase_of(error, run, status), verdict.lost_others(error)
+        phase, lost = _find_phase(error, run, status), verdict.has_lost_others(error)
         crowding = run.crowding()
         # What disturbed the run until it failed: the failure may be due to it.
         flags = dict.fromkeys([*run.flags, *(run.meter.flags() if run.meter is not None else [])])
@@ -78,19 +80,19 @@ def measure(
     )
 
 
-def _phase_of(error: BaseException, run: Run, status: ProbeStatus) -> str:
-    if status == "unsupported" and any(
-        isinstance(link, ContractError) for link in verdict.causes(error)
-    ):
+def _find_phase(error: BaseException, run: Run, status: ProbeStatus) -> str:
+    """The phase in which `error` ended the run."""
+    chain = list(verdict.error_chain(error))
+    if status == "unsupported" and any(isinstance(link, ContractError) for link in chain):
         return protocol.CONTRACT
-    if any(verdict.is_compile_failure(link) for link in verdict.causes(error)):
+    if any(map(verdict.is_compile_failure, chain)):
         return "compile"
     return run.phases.current if run.in_step else run.report.phase
 
 
 @dataclass
 class Run:
-    """One probe: what is known of it so far, so that a failure can tell it too."""
+    """One probe, with what it has learned so far: the outcome of a failure reports that too."""
 
     request: protocol.ProbeRequest
     deadline: float
@@ -100,14 +102,15 @@ class Run:
     in_step: bool = False
     meter: Meter | None = None
     unit: str | None = None
-    was_given_images: bool = False  # a module of the user's: images may not be what it takes
+    was_given_images: bool = False  # the module is the user's: it may not take images
     compiling: verdict.CompileWatch | None = None
-    warmup: list[float] = field(default_factory=list)  # seconds of each of its first steps
+    warmup: list[float] = field(default_factory=list)  # seconds of each warm-up step
     place: protocol.RankPlace | None = None
-    group: Any = None  # of ranks that agree
+    group: Any = None  # the process group by which ranks agree
 
-    def set_up(self) -> tuple[subject.WatchedTraining, Meter]:
-        """The training on its device, warm: its next step is like all that follow."""
+    def set_up(self) -> tuple[WatchedTraining, Meter]:
+        """Builds the training on its device and warms it up: its next step is like all that
+        follow."""
         request = self.request
         subject.refuse_unsupported(request)
         set_precision(request.setting)
@@ -125,7 +128,7 @@ class Run:
         self.was_given_images = isinstance(request.model, FactoryModel) and self.unit is None
         self.phases.accumulate = request.setting.accumulate
         self.warmup = self._warm_up(training, meter)
-        self._settle(training, meter, 0.0 if self.compiling else sum(self.warmup[1:]))
+        self._settle_device(training, meter, 0.0 if self.compiling else sum(self.warmup[1:]))
         self.report.enter("measure")
         if self.compiling is None:
             self._refuse_over_cap(meter)
@@ -134,54 +137,57 @@ class Run:
         return training, meter
 
     def _prepare_device(self) -> Meter:
-        """The meter. Of a CPU all that is no setting's comes before it, the threads of the other
-        ranks' connections too. Of a GPU nothing does: an optimizer's step on the CPU makes a CUDA
-        context already, on the first device, and the meter would take it for another process's.
-        What NCCL takes of a GPU is the setting's."""
+        """Makes the meter, loads libraries and joins the other ranks.
+
+        On a CPU the meter comes last, so that its baseline holds all that no setting decides:
+        libraries, and the threads of the connections to other ranks. On a GPU it comes first: even
+        an optimizer's step on the CPU makes a CUDA context on the first device, and the meter would
+        take that for another process's. What NCCL takes of a GPU belongs to the setting."""
         request, place = self.request, self.place
         if request.device != "cpu":
             self.meter = make_meter(request.device)
         if place is not None and place.threads is not None:
             torch.set_num_threads(place.threads)
-        subject.touch_libraries(request)
+        subject.load_libraries(request)
         if place is not None:
             self.report.enter("join")
-            self.group = subject.join(request, place)
+            self.group = subject.join_world(request, place)
         if self.meter is None:
             self.meter = make_meter(request.device)
         return self.meter
 
-    def outcome(self) -> protocol.OutcomeMessage:
+    def carry_out(self) -> protocol.OutcomeMessage:
+        """Sets the training up, times its steps, checks it, and returns what was measured."""
         request = self.request
         training, meter = self.set_up()
         compiling = self.compiling
         rule = StopRule(request, time.monotonic(), self.deadline)
-        scale = _loss_scale(training)
+        first_scale = _loss_scale(training)
         meter.reset_peak()
         quiet = QuietWatch()
-        samples = self._time(training, meter, rule)
-        if self.place is None and not is_emulated():  # other ranks are no others
-            on_gpu = request.device.startswith("cuda")  # it wants a thread each to launch and back
-            self.flags += quiet.flags(2) if on_gpu else quiet.flags()
-        use = meter.memory()
+        samples = self._time_steps(training, meter, rule)
+        if self.place is None and not is_emulated():  # other ranks are not other programs
+            # A GPU needs two processors: a thread launches forward, another one backward.
+            self.flags += quiet.flags() if request.device == "cpu" else quiet.flags(2)
+        memory = meter.memory()
         if self.place is None or self.place.rank == 0:  # the steps of all ranks are the same
             self.flags += rule.flags(samples)
         self.flags += meter.flags()
         self._refuse_over_cap(meter)
         self.flags += compiling.flags() if compiling is not None else []
-        if (now := _loss_scale(training)) < scale:
-            said = f"the loss scale fell from {scale:g} to {now:g}: some timed steps were skipped"
-            self.flags.append(said)
+        if (last_scale := _loss_scale(training)) < first_scale:
+            change = f"the loss scale fell from {first_scale:g} to {last_scale:g}"
+            self.flags.append(f"{change}: some timed steps were skipped")
         self.report.enter("check")
-        self._check(training, meter)
-        # What the warm-up took longer than as many steady steps.
+        self._check_finite(training, meter)
+        # The seconds by which the warm-up was longer than as many steady steps.
         compile_seconds = max(0.0, sum(self.warmup) - len(self.warmup) * median(samples))
         return protocol.OutcomeMessage(
             status="measured",
             step_seconds=tuple(round(seconds, 9) for seconds in samples),
-            peak_allocated_bytes=use.peak_allocated,
-            peak_reserved_bytes=use.peak_reserved,
-            device_bytes=use.device,
+            peak_allocated_bytes=memory.peak_allocated,
+            peak_reserved_bytes=memory.peak_reserved,
+            device_bytes=memory.device,
             unit=self.unit,
             compile_seconds=None if compiling is None else compile_seconds,
             clocks=meter.clocks(),
@@ -190,107 +196,111 @@ class Run:
         )
 
     def crowding(self) -> dict[str, int | None]:
-        """What others left and took of the device's memory, in the fields of an outcome."""
+        """What other processes left and took of the device's memory, in the fields of an
+        outcome."""
         return {} if self.meter is None else asdict(self.meter.crowding())
 
-    def _warm_up(self, training: subject.WatchedTraining, meter: Meter) -> list[float]:
-        """Whole steps until all that is lazy has happened; their wall times in seconds.
+    def _warm_up(self, training: WatchedTraining, meter: Meter) -> list[float]:
+        """Takes whole steps until all that is lazy has happened. Returns the wall time of each, in
+        seconds.
 
         The optimizer makes its state in the first executed step, so the second is the first that
         is like all others. While a compiler may work, the CPU's cap is lifted: compilers are
-        processes that would inherit it, and what they need is not the setting's.
+        processes that would inherit it, and the setting does not decide what they need.
         """
         setting, phases = self.request.setting, self.phases
-        compiled = setting.compiles
-        graphs = setting.compile in ("reduce-overhead", "max-autotune")
-        wanted = self.request.warmup_steps + (_GRAPH_WARMUP_STEPS if graphs else 0)
-        self.report.enter("compile" if compiled else "forward")
+        is_compiled = setting.compiles
+        has_graphs = setting.compile in ("reduce-overhead", "max-autotune")
+        num_steps = self.request.warmup_steps + (_GRAPH_WARMUP_STEPS if has_graphs else 0)
+        self.report.enter("compile" if is_compiled else "forward")
         self.in_step = training.watching = True
-        phases.announce = None if compiled else self.report.enter
+        phases.announce = None if is_compiled else self.report.enter
         seconds: list[float] = []
-        executed = 0
-        if compiled:
+        num_executed = 0
+        if is_compiled:
             meter.lift_cap()
         rule = StopRule(self.request, time.monotonic(), self.deadline)
-        while executed < wanted and len(seconds) < wanted + _SCALE_WARMUP_STEPS:
-            # This step and a timed one must still be possible.
+        while num_executed < num_steps and len(seconds) < num_steps + _SCALE_WARMUP_STEPS:
+            # There must be time for this step and a timed one.
             if (
-                executed
-                and not compiled
-                and subject.any_of(self.group, rule.is_ending(max(seconds), 2))
+                num_executed
+                and not is_compiled
+                and subject.is_so_on_any(self.group, rule.is_ending(max(seconds), 2))
             ):
-                self.flags.append(f"{HURRIED} warmed up for {executed} of {wanted} steps")
+                self.flags.append(f"{HURRIED} warmed up for {num_executed} of {num_steps} steps")
                 break
             scale = _loss_scale(training)
-            seconds.append(self._step(training, meter))
+            seconds.append(self._take_step(training, meter))
             phases.announce = self.report.enter
-            executed += _loss_scale(training) >= scale
-        if compiled and self.request.memory_cap_bytes is not None:
+            num_executed += _loss_scale(training) >= scale
+        if is_compiled and self.request.memory_cap_bytes is not None:
             meter.impose_cap(self.request.memory_cap_bytes)
         phases.announce = None
         self.in_step = training.watching = False
         return seconds
 
-    def _step(self, training: subject.WatchedTraining, meter: Meter) -> float:
-        """One step by itself; its wall time in seconds."""
+    def _take_step(self, training: WatchedTraining, meter: Meter) -> float:
+        """Takes one step by itself. Returns its wall time in seconds."""
         started = time.perf_counter()
         training.step(self.phases)
         meter.synchronize()
         return time.perf_counter() - started
 
-    def _settle(self, training: subject.WatchedTraining, meter: Meter, warm_seconds: float) -> None:
+    def _settle_device(self, training: WatchedTraining, meter: Meter, warm_seconds: float) -> None:
         """Brings the device into the state in which a training will find it.
 
-        What compiling left there goes: its processes, and the memory that the benchmarks of its
-        kernels took, which a training from a warm cache never takes. Then untimed steps, until the
-        clocks have had `warmup_seconds` of work, `warm_seconds` of which they have had.
+        First it removes what compiling left there: its processes, and the memory that the
+        benchmarks of its kernels took, which a training from a warm cache never takes. Then it
+        takes untimed steps until the device has worked for `warmup_seconds`, so that its clocks
+        settle; it has already worked for `warm_seconds`.
         """
-        least = 0
+        min_steps = 0
         if self.request.setting.compiles:
             self.flags += verdict.end_workers()
             released = meter.release_cache()
             if released is not None:
                 self.flags += _release_flags(*released)
-                least = _RELEASED_WARMUP_STEPS
+                min_steps = _RELEASED_WARMUP_STEPS
         self.in_step = True
         steps = 0
-        while subject.any_of(
-            self.group, steps < least or warm_seconds < self.request.warmup_seconds
+        while subject.is_so_on_any(
+            self.group, steps < min_steps or warm_seconds < self.request.warmup_seconds
         ):
             self.report.enter("warm-up")
-            took = self._step(training, meter)
-            steps, warm_seconds = steps + 1, warm_seconds + took
-            if subject.any_of(self.group, time.monotonic() + took >= self.deadline):
+            seconds = self._take_step(training, meter)
+            steps, warm_seconds = steps + 1, warm_seconds + seconds
+            if subject.is_so_on_any(self.group, time.monotonic() + seconds >= self.deadline):
                 break
         self.in_step = False
 
-    def _is_enough(self, rule: StopRule, samples: Sequence[float]) -> bool:
-        """As all ranks agree: what is enough for one is for all. They ask each other again once
-        there are a twentieth more steps: asking takes a third of a millisecond (gloo, two ranks on
-        two shared cores, torch 2.13, 2026-11)."""
+    def _has_enough(self, rule: StopRule, samples: Sequence[float]) -> bool:
+        """Whether the samples are enough for any rank: then all ranks end. Ranks ask each other
+        again once there are a twentieth more steps: asking takes a third of a millisecond (gloo,
+        two ranks on two shared cores, torch 2.13, 2026-11)."""
         if self.place is not None and len(samples) % max(1, len(samples) // 20):
             return False
-        return subject.any_of(self.group, rule.is_enough(samples))
+        return subject.is_so_on_any(self.group, rule.is_enough(samples))
 
-    def _time(self, training: subject.WatchedTraining, meter: Meter, rule: StopRule) -> list[float]:
-        """Seconds of each whole optimizer step, back to back.
+    def _time_steps(self, training: WatchedTraining, meter: Meter, rule: StopRule) -> list[float]:
+        """The seconds of each whole optimizer step, back to back.
 
-        Steps are marked on the device, and at most `meter.in_flight` are queued ahead of the one
-        that is waited for: the device is never idle for our sake, and the host never far ahead.
+        The device marks the end of each step. The host queues at most `meter.in_flight` steps ahead
+        of the one that it waits for: the device never idles because of the timing, and the host is
+        never far ahead.
         """
         self.in_step = True
         samples: list[float] = []
         marks: deque[Mark] = deque([meter.mark()])
-        told = time.monotonic()
-        while not self._is_enough(rule, samples):
+        reported_at = time.monotonic()
+        while not self._has_enough(rule, samples):
             training.step(self.phases)
             marks.append(meter.mark())
             if len(marks) > meter.in_flight + 1:
                 samples.append(meter.seconds(marks.popleft(), marks[0]))
                 meter.observe()
-            if samples and time.monotonic() - told >= _PROGRESS_SECONDS:
-                told = time.monotonic()
-                self.report.say(protocol.ProgressMessage(
+            if samples and time.monotonic() - reported_at >= _PROGRESS_SECONDS:
+                reported_at = time.monotonic()
+                self.report.send(protocol.ProgressMessage(
                     phase="measure", num_steps=len(samples), step_seconds=median(samples)
                 ))  # fmt: skip
         while len(marks) > 1:
@@ -298,22 +308,22 @@ class Run:
         self.in_step = False
         return samples
 
-    def _check(self, training: subject.WatchedTraining, meter: Meter) -> None:
-        """Whether the training is still sound after the timed steps.
+    def _check_finite(self, training: WatchedTraining, meter: Meter) -> None:
+        """Raises NonFiniteError if the weights or the loss are not finite after the timed steps.
 
-        A loss that is no number leaves weights that are none, but under a GradScaler, which skips
-        such steps: there one more loss is looked at. Raises NonFiniteError.
+        A loss that is NaN makes weights NaN, except under a GradScaler, which skips such steps:
+        there the loss of one more step is checked.
         """
         norms = torch._foreach_norm([local_shard(p).detach() for p in training.parameters])
         if not torch.isfinite(torch.stack([n.float() for n in norms])).all().item():
             raise verdict.NonFiniteError("weights are not finite after the timed steps")
         if training.scaler is not None:
             training.watching = True
-            self._step(training, meter)
+            self._take_step(training, meter)
 
     def _refuse_over_cap(self, meter: Meter) -> None:
-        """Out of memory where the measured peak is over a cap that did not bind by itself: the
-        CPU's stands a little behind, and is lifted for compilers."""
+        """Raises MemoryError if the measured peak is over the cap. The CPU's cap does not always
+        stop the allocation itself: it binds a little later, and is lifted for compilers."""
         cap, peak = self.request.memory_cap_bytes, meter.memory().peak_allocated
         if cap is not None and peak > cap:
             raise MemoryError(
@@ -322,7 +332,8 @@ class Run:
 
 
 def _loss_scale(training: Training) -> float:
-    """Of its scaler, which lowers it where a step was skipped; 1 where there is none."""
+    """The scale of the training's GradScaler, which lowers it when it skips a step; 1 without a
+    scaler."""
     return 1.0 if training.scaler is None else float(training.scaler.get_scale())
 
 
@@ -335,13 +346,13 @@ def _release_flags(before: int, after: int) -> list[str]:
     ]
 
 
-def work(channel: int, given: str) -> NoReturn:
-    """Trains as a `WorkOrder` says. It never ends by itself: what a library or the user's code does
-    at exit is not the probe's, and the end of one rank is a fault to the others."""
-    faulthandler.enable()  # a fatal signal leaves its stack
-    order = protocol.WorkOrder.model_validate_json(given)
+def work(channel: int, order_json: str) -> NoReturn:
+    """Trains as a `WorkOrder` says. The process never ends by itself: what a library or the user's
+    code does at exit is no part of the probe, and the other ranks fail when one ends."""
+    faulthandler.enable()  # a fatal signal prints its stack
+    order = protocol.WorkOrder.model_validate_json(order_json)
     report = protocol.Report(channel, 0 if order.place is None else order.place.rank)
     report.enter("import")
-    report.say(measure(order.request, order.deadline, report, order.place))
+    report.send(measure(order.request, order.deadline, report, order.place))
     while True:
         signal.pause()

@@ -1,6 +1,7 @@
 """What a device says about a running step: time, memory and disturbances.
 
-One meter for CUDA and one for the CPU, alike to the code that trains. Imported by the worker only.
+One meter for CUDA and one for the CPU, with the same methods. Only the worker imports this. First
+`Meter`, then the two meters, then a GPU's clocks, then the memory of this process.
 """
 
 import ctypes
@@ -30,17 +31,17 @@ from search.probe.device import (
     process_bytes,
 )
 
-# Counts of the caching allocator that say a step met the end of memory, in words.
+# Counts of the caching allocator that show that memory ran out in a step, and the flag of each.
 _FAILED_ALLOCATIONS = {
     "num_alloc_retries": "allocations succeeded only after cached memory was given back",
     "num_ooms": "out-of-memory errors were caught inside the step",
 }
-# The flag of what ran on no GPU: nobody may take its rate for one.
+# The flag of a run on an emulated GPU: nobody may take its rate for a measured one.
 EMULATED = "an emulated GPU: its memory is torch's own, its times are predicted and not measured"
 # Seconds between two readings of clocks and temperature while steps are timed.
 _CLOCK_SECONDS = 1.0
 
-Mark = Any  # of a device: an event of CUDA's, or seconds
+Mark = Any  # a point in a device's time: an event of CUDA's, or seconds
 
 
 @dataclass(frozen=True)
@@ -54,35 +55,36 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Crowding:
-    """What other processes did to a device's memory, in bytes: what they had left free when the
-    meter was made, and what they took from then until now; None where nobody says."""
+    """How other processes crowd a device's memory, in bytes: what they had left free when the meter
+    was made, and what they have taken since then; None where it is not known."""
 
     free_bytes: int | None = None
     taken_bytes: int | None = None
 
 
 class Meter:
-    """What a device says; here what one says that has no clocks, no allocator and no neighbours.
+    """Measures a running step on a device. This base class serves a device without clocks,
+    allocator or other processes.
 
-    `in_flight` steps may be queued on the device while the next one is prepared.
+    `in_flight` steps may be queued on the device while the host prepares the next one.
     """
 
     in_flight = 0
 
     def impose_cap(self, cap_bytes: int) -> None:
-        """Let the worker have no more than `cap_bytes` from now on. Imposing it again where it was
-        not lifted changes nothing."""
+        """Limits the worker to `cap_bytes` from now on. A second call changes nothing unless the
+        cap was lifted."""
         raise NotImplementedError
 
     def lift_cap(self) -> None:
-        """Let go of the cap where it binds more than the training (compilers, messages)."""
+        """Lifts the cap where it would bind more than the training: compilers, messages."""
 
     def mark(self) -> Mark:
         """A point in the device's time."""
         raise NotImplementedError
 
     def seconds(self, start: Mark, end: Mark) -> float:
-        """Device time between two marks; waits for the second."""
+        """The seconds of the device between two marks. Waits for the second mark."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
@@ -92,58 +94,59 @@ class Meter:
         pass
 
     def release_cache(self) -> tuple[int, int] | None:
-        """Give the device what the allocator keeps and nothing uses: bytes reserved before and
-        after. None where there is no such allocator."""
+        """Returns unused memory of the caching allocator to the device. Returns the bytes reserved
+        before and after; None without such an allocator."""
         return None
 
     def memory(self) -> MemoryUse:
         raise NotImplementedError
 
     def observe(self) -> None:
-        """Read the clocks, if the last reading is old."""
+        """Reads the clocks if the last reading is old."""
 
     def clocks(self) -> Clocks | None:
         return None
 
     def crowding(self) -> Crowding:
-        """What others left and took of the memory, until now. Never raises: it is asked after
-        failures too."""
+        """What other processes left and took of the memory until now. Never raises: it is called
+        after failures too."""
         return Crowding()
 
     def flags(self) -> list[str]:
-        """What may have disturbed the samples, in words. Never raises, as above."""
+        """What may have disturbed the samples, as text. Never raises, as above."""
         return []
 
 
 def make_meter(device: str) -> Meter:
-    """The meter of "cpu" or "cuda:N". For CUDA it creates the context."""
+    """The meter of "cpu" or "cuda:N". The meter of a GPU creates its CUDA context."""
     return CpuMeter() if device == "cpu" else CudaMeter(device)
 
 
 class CpuMeter(Meter):
-    """Time by a clock of the host, memory by the growth of the resident set over its construction.
+    """Measures time by a clock of the host, and memory by the growth of the resident set since the
+    meter was made.
 
-    Pages of libraries count neither in the base nor in the growth: they come in when code first
+    Pages of libraries count neither in the base nor in the growth: they are loaded when code first
     runs, whatever the setting.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
-        settle()
+        release_free_memory()
         self.base = read_resident()
         self.limits = resource.getrlimit(resource.RLIMIT_DATA)  # soft, hard
-        self.peak_was_reset: bool | None = None  # None: it was not asked for yet
+        self.peak_was_reset: bool | None = None  # None: nobody has tried yet
 
     def impose_cap(self, cap_bytes: int) -> None:
-        """A wall for the growth of this process's own memory.
+        """Limits the growth of this process's own memory.
 
-        RLIMIT_DATA counts private writable memory and makes the allocation that breaks it fail: an
-        out-of-memory in the very operation that asked. It counts what was never touched, too, so
-        the wall stands `UNTOUCHED_BYTES` behind the cap; between the two, the measured peak
+        RLIMIT_DATA counts private writable memory, and the allocation that exceeds it fails: an
+        out-of-memory in the very operation that allocated. It also counts memory that was never
+        touched, so the limit is `UNTOUCHED_BYTES` above the cap; between the two, the measured peak
         decides. Only the soft limit is set, so that it can be lifted.
         """
-        wall, hard = self.base.data + cap_bytes + UNTOUCHED_BYTES, self.limits[1]
-        soft = wall if hard == resource.RLIM_INFINITY else min(wall, hard)
+        limit, hard = self.base.data + cap_bytes + UNTOUCHED_BYTES, self.limits[1]
+        soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def lift_cap(self) -> None:
@@ -159,8 +162,8 @@ class CpuMeter(Meter):
         self.peak_was_reset = reset_peak()
 
     def memory(self) -> MemoryUse:
-        now = read_resident()
-        peak = max(now.peak - now.file, now.anonymous)
+        resident = read_resident()
+        peak = max(resident.peak - resident.file, resident.anonymous)
         return MemoryUse(max(0, peak - self.base.anonymous), None, None)
 
     def flags(self) -> list[str]:
@@ -168,9 +171,9 @@ class CpuMeter(Meter):
 
 
 class CudaMeter(Meter):
-    """Time by device events, memory by the caching allocator and the driver.
+    """Measures time by device events, and memory by the caching allocator and the driver.
 
-    The driver's figures are believed as far as they agree with torch's: see `accounting`.
+    The driver's figures are believed where they agree with torch's: see `search/probe/device.py`.
     """
 
     in_flight = 2
@@ -178,29 +181,30 @@ class CudaMeter(Meter):
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         self.nvml = nvml_device(device)
+        # The driver's figures before the context is made.
         before = self.nvml.memory if self.nvml is not None else None
         torch.cuda.set_device(self.device)
         torch.zeros(1, device=self.device)  # creates the context
         self.total: int = torch.cuda.get_device_properties(self.device).total_memory
         self.doubts: list[str] = [EMULATED] if is_emulated() else []
         if before is not None and not agree(before.total, self.total):
-            self.doubts.append(_doubt(before, self.total))
+            self.doubts.append(_describe_doubt(before, self.total))
             self.nvml = before = None
         self.used_before = before.used if before is not None else None
-        now = self._read()
-        self.context = measure_context(self.used_before, now)
-        self.free_before = before.free if before is not None else self._free_before(now)
+        reading = self._read_memory()
+        self.context = measure_context(self.used_before, reading)
+        self.free_before = before.free if before is not None else self._free_before(reading)
         self.others_before = self.used_before
         if self.others_before is None:
-            self.others_before = others_bytes(self.context, now)
+            self.others_before = others_bytes(self.context, reading)
         self.readings: list[ClockReading] = []
         self.last_reading = 0.0
         self.cap: int | None = None
         self.failures_before: dict[str, int] = {}
 
     def impose_cap(self, cap_bytes: int) -> None:
-        """It binds the caching allocator of this process and is never lifted. A compiler that times
-        kernels here meets it as on the smaller card, and leaves out what does not fit."""
+        """Limits the caching allocator of this process, and is never lifted. A compiler that times
+        kernels here meets the cap as on the smaller card, and leaves out what does not fit."""
         if self.cap == cap_bytes:
             return
         context = self.context
@@ -239,37 +243,39 @@ class CudaMeter(Meter):
         return MemoryUse(
             torch.cuda.max_memory_allocated(self.device),
             reserved,
-            process_bytes(self.context, reserved, self.used_before, self._read()),
+            process_bytes(self.context, reserved, self.used_before, self._read_memory()),
         )
 
     def crowding(self) -> Crowding:
-        now = others_bytes(self.context, self._read())
-        if now is None or self.others_before is None:
+        others = others_bytes(self.context, self._read_memory())
+        if others is None or self.others_before is None:
             return Crowding(self.free_before)
-        return Crowding(self.free_before, max(0, now - self.others_before))
+        return Crowding(self.free_before, max(0, others - self.others_before))
 
-    def _read(self) -> Reading:
-        """What the driver says now; where NVML does not, the use of the whole device from CUDA."""
+    def _read_memory(self) -> Reading:
+        """A reading of the driver's figures; without NVML, CUDA's figure of the whole device."""
         reserved = torch.cuda.memory_reserved(self.device)
         memory = self.nvml.memory if self.nvml is not None else None
         if self.nvml is None or memory is None:
-            free = self._free()
+            free = self._free_bytes()
             return Reading(reserved, None if free is None else self.total - free)
-        own = [p.used_bytes for p in self.nvml.processes or () if p.pid == os.getpid()]
-        return Reading(reserved, memory.used, own[0] if own else None)
+        of_process = [p.used_bytes for p in self.nvml.processes or () if p.pid == os.getpid()]
+        return Reading(reserved, memory.used, of_process[0] if of_process else None)
 
-    def _free(self) -> int | None:
+    def _free_bytes(self) -> int | None:
         try:
             free: int = torch.cuda.mem_get_info(self.device)[0]
-        except RuntimeError:  # an illegal access leaves a context that answers nothing any more
+        except RuntimeError:  # after an illegal access the context answers nothing any more
             return None
         return free if 0 <= free <= self.total else None
 
-    def _free_before(self, now: Reading) -> int | None:
-        """What was free before the context came, by CUDA, which could not be asked before."""
-        if now.used is None:
+    def _free_before(self, reading: Reading) -> int | None:
+        """The bytes that were free before the context was made, from CUDA's figures, which can only
+        be read afterwards."""
+        if reading.used is None:
             return None
-        return min(self.total, self.total - now.used + now.reserved + self.context.num_bytes)
+        used_before = reading.used - reading.reserved - self.context.num_bytes
+        return self.total - max(0, used_before)
 
     def observe(self) -> None:
         now = time.perf_counter()
@@ -279,20 +285,20 @@ class CudaMeter(Meter):
         self.readings.append(read_clocks(self.nvml))
 
     def clocks(self) -> Clocks | None:
-        return sum_up(self.readings)
+        return summarize_clocks(self.readings)
 
     def flags(self) -> list[str]:
-        found = [*self.doubts, *self._cap_flags(), *self._others_flags()]
+        flags = [*self.doubts, *self._cap_flags(), *self._others_flags()]
         clocks = self.clocks()
         slowed = sorted(DISTURBING_REASONS.keys() & set(clocks.throttle_reasons if clocks else ()))
         if slowed:
-            found.append(f"throttled: {', '.join(slowed)}")
+            flags.append(f"throttled: {', '.join(slowed)}")
         failures = self._allocation_failures()
-        for key, words in _FAILED_ALLOCATIONS.items():
+        for key, text in _FAILED_ALLOCATIONS.items():
             count = failures.get(key, 0) - self.failures_before.get(key, 0)
             if count > 0:
-                found.append(f"{count} {words}")
-        return found
+                flags.append(f"{count} {text}")
+        return flags
 
     def _cap_flags(self) -> list[str]:
         if self.cap is None:
@@ -303,67 +309,70 @@ class CudaMeter(Meter):
         ]
 
     def _others_flags(self) -> list[str]:
-        """Who else held memory when this process came, and what others took since, from what is
-        worth a word on."""
-        found = []
-        least = noteworthy_bytes(self.total)
-        held = self.others_before or 0
-        if held > least:
-            found.append(f"other processes on the GPU hold {format_bytes(held)}")
+        """The memory that other processes held when this one began, and what they took since, if
+        there is enough of it to matter."""
+        flags = []
+        min_bytes = noteworthy_bytes(self.total)
+        bytes_before = self.others_before or 0
+        if bytes_before > min_bytes:
+            flags.append(f"other processes on the GPU hold {format_bytes(bytes_before)}")
         taken = self.crowding().taken_bytes or 0
-        if taken > least:
-            found.append(f"other processes took {format_bytes(taken)} of the GPU meanwhile")
-        return found
+        if taken > min_bytes:
+            flags.append(f"other processes took {format_bytes(taken)} of the GPU meanwhile")
+        return flags
 
     def _allocation_failures(self) -> dict[str, int]:
         stats = torch.cuda.memory_stats(self.device)
         return {key: stats.get(key, 0) for key in _FAILED_ALLOCATIONS}
 
 
-def _doubt(memory: NvmlMemory, total: int) -> str:
+def _describe_doubt(memory: NvmlMemory, total: int) -> str:
     return (
         f"NVML's figures are left aside: its device has {format_bytes(memory.total)}, "
         f"torch's {format_bytes(total)}"
     )
 
 
-# What a GPU's driver said while steps were timed, summed up for the record.
+# The clocks of a GPU while steps were timed, summarized for the record.
 
 # The fields that the last reading gives.
 _LAST_READING_FIELDS = (
     "sm_mhz", "sm_max_mhz", "memory_mhz", "temperature_c", "power_watts", "throttle_reasons",
 )  # fmt: skip
-# The fields that are a spread over all readings, and what is read for each.
+# The fields that are a spread over all readings, and the figure of a reading that each is made of.
 _SPREADS = {
     "busy_percent": "gpu_percent", "memory_busy_percent": "memory_percent",
     "sm_mhz_spread": "sm_mhz", "power_watts_spread": "power_watts",
 }  # fmt: skip
 
-# One answer of the driver, by the names of its fields; what it has no answer to is None.
+# One reading of the driver's figures, by name; None is a figure that the driver does not have.
 ClockReading = Mapping[str, Any]
 
 
 def read_clocks(device: NvmlDevice) -> ClockReading:
-    used = device.utilization
+    utilization = device.utilization
     return {name: getattr(device, name) for name in _LAST_READING_FIELDS} | {
-        "gpu_percent": used and used.gpu_percent, "memory_percent": used and used.memory_percent,
+        "gpu_percent": utilization and utilization.gpu_percent,
+        "memory_percent": utilization and utilization.memory_percent,
     }  # fmt: skip
 
 
-def sum_up(readings: Sequence[ClockReading]) -> Clocks | None:
-    """The last reading, under load, with all reasons for lower clocks that were ever seen, and
-    between what the others lay."""
+def summarize_clocks(readings: Sequence[ClockReading]) -> Clocks | None:
+    """The last reading, which was under load; all reasons for lower clocks in any reading; and the
+    spread of the other figures over all readings."""
     if not readings:
         return None
-    found = {name: readings[-1][name] for name in _LAST_READING_FIELDS}
-    found["throttle_reasons"] = sorted({why for r in readings for why in r["throttle_reasons"]})
+    fields = {name: readings[-1][name] for name in _LAST_READING_FIELDS}
+    fields["throttle_reasons"] = sorted(
+        {reason for r in readings for reason in r["throttle_reasons"]}
+    )
     for field, name in _SPREADS.items():
-        if known := [reading[name] for reading in readings if reading[name] is not None]:
-            found[field] = Spread(least=min(known), median=median(known), most=max(known))
-    return Clocks(num_readings=len(readings), **found)
+        if values := [reading[name] for reading in readings if reading[name] is not None]:
+            fields[field] = Spread(least=min(values), median=median(values), most=max(values))
+    return Clocks(num_readings=len(readings), **fields)
 
 
-# What libraries reserve beside tensors and hardly touch. Measured: 20 to 30 MiB of oneDNN's code
+# Libraries reserve this beside tensors and hardly touch it. Measured: 20 to 30 MiB of oneDNN's code
 # buffers in bf16 training of a four-block Swin (torch 2.13, AMD EPYC, 2026-11); none in fp32.
 UNTOUCHED_BYTES = 64 * 1024 * KIB
 
@@ -372,9 +381,9 @@ UNTOUCHED_BYTES = 64 * 1024 * KIB
 class Resident:
     """One reading of /proc/self/status, in bytes.
 
-    `anonymous` and `file` are the parts of the resident set: what was allocated, and pages of
-    programs and libraries. `peak` is the high-water mark of the whole, `data` the address space of
-    private writable memory, which is what RLIMIT_DATA counts.
+    `anonymous` and `file` are the parts of the resident set: allocated memory, and pages of
+    programs and libraries. `peak` is the high-water mark of the whole set. `data` is the address
+    space of private writable memory, which RLIMIT_DATA counts.
     """
 
     anonymous: int
@@ -384,7 +393,7 @@ class Resident:
 
 
 def read_resident() -> Resident:
-    """What this process holds now."""
+    """The memory of this process now."""
     fields = {}
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -395,7 +404,8 @@ def read_resident() -> Resident:
 
 
 def reset_peak() -> bool:
-    """Set the high-water mark to what is held now; False where the kernel does not allow it."""
+    """Sets the high-water mark to the current size. Returns False if the kernel does not allow
+    it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -403,9 +413,9 @@ def reset_peak() -> bool:
     return True
 
 
-def settle() -> None:
-    """Give back what is free, so that growth is counted from what is really held."""
+def release_free_memory() -> None:
+    """Returns free memory to the system, so that growth is counted from memory in use."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(0)

@@ -1,8 +1,8 @@
-"""What a probe trains: a module with its optimizer, its batch and its compiler, in the phases of a
-step, beside the other ranks.
+"""What a probe trains: the training with its phases, the libraries that it loads, and the world of
+ranks that it joins.
 
-Ranks must take the same steps, or one of them waits for ever in a collective. So whatever a rank
-would decide by its own clock, all decide together.
+Ranks must take the same steps, or one of them waits for ever in a collective. So the ranks decide
+together whatever a rank would decide by its own clock.
 """
 
 import importlib
@@ -27,7 +27,8 @@ from search.probe.worker.verdict import NonFiniteError
 
 
 class WatchedTraining(Training):
-    """A training whose losses can be looked at; looking waits for the device."""
+    """A training that can check its losses. While it is `watching`, each check waits for the
+    device."""
 
     watching = False
 
@@ -38,7 +39,8 @@ class WatchedTraining(Training):
 
 @dataclass
 class StepPhases:
-    """Names the phase that is running, told of each that has ended. `announce` hears each begin."""
+    """Follows the phases of a step: a call with the phase that ended sets `current` to the next
+    one, and passes it to `announce`."""
 
     accumulate: int = 1
     announce: Callable[[str], None] | None = None
@@ -61,18 +63,16 @@ class StepPhases:
 
 
 def refuse_unsupported(request: ProbeRequest) -> None:
-    """Raise UnsupportedError for settings that a probe cannot stand for."""
+    """Raises UnsupportedError for a setting that a probe cannot run."""
     setting = request.setting
     fault = trained_limit(request.model, setting) or setting_limit(setting)
     if fault is not None:
         raise fault.error()
 
 
-def touch_libraries(request: ProbeRequest) -> None:
-    """Start threads and load the code that any training needs, before memory is first read.
-
-    (The first optimizer of a process imports a hundred megabytes of torch._dynamo.)
-    """
+def load_libraries(request: ProbeRequest) -> None:
+    """Starts threads and loads the code that any training needs, before memory is first read. The
+    first optimizer of a process imports a hundred megabytes of torch._dynamo."""
     layers = nn.Sequential(nn.Conv2d(3, 8, 2), nn.GELU(), nn.Flatten(), nn.Linear(72, 8))
     optimizer = torch.optim.AdamW(layers.parameters())
     layers(torch.randn(64, 3, 4, 4)).logsumexp(1).sum().backward()
@@ -87,21 +87,21 @@ def touch_libraries(request: ProbeRequest) -> None:
 
 
 def build_training(request: ProbeRequest) -> WatchedTraining:
-    """The module of the request on its device, with its optimizer, its batch and its compiler."""
+    """Builds the module of the request on its device, with its optimizer, batch and compiler."""
     setting, device = add_recipe(request.model, request.setting), torch.device(request.device)
     task = task_for(request.model, setting)
     return building.build_training(WatchedTraining, task, request.model, setting, device)
 
 
-# Longer than any probe: the tuner's deadline ends a rank that waits, not a collective's own.
+# Longer than any probe: a rank that waits is ended by the tuner's deadline, not by a collective's.
 _TIMEOUT = timedelta(days=7)
 
 
-def join(request: ProbeRequest, place: RankPlace) -> Any:
-    """Makes this process a rank of its world. Returns the group by which ranks agree: by gloo,
-    beside the device's own queue, so that nobody waits for a device because of it."""
+def join_world(request: ProbeRequest, place: RankPlace) -> Any:
+    """Makes this process a rank of its world. Returns the process group by which ranks agree. It
+    uses gloo, beside the device's own queue, so that no rank waits for a device because of it."""
     is_cpu, size = request.device == "cpu", request.setting.world_size
-    # A machine's name need not lead to itself, as in containers; all ranks are on this one.
+    # In containers a machine's name may not resolve to itself. All ranks are on this machine.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group(
         backend_of(request.device),
@@ -114,10 +114,10 @@ def join(request: ProbeRequest, place: RankPlace) -> Any:
     return distributed.new_group(backend="gloo", timeout=_TIMEOUT)
 
 
-def any_of(group: Any, flag: bool) -> bool:
-    """Whether it is so on any rank of a group; None is a process by itself."""
+def is_so_on_any(group: Any, flag: bool) -> bool:
+    """Whether `flag` is true on any rank of the group; a group of None is this process only."""
     if group is None:
         return flag
-    found = torch.tensor(float(flag))
-    distributed.all_reduce(found, distributed.ReduceOp.MAX, group=group)
-    return bool(found)
+    result = torch.tensor(float(flag))
+    distributed.all_reduce(result, distributed.ReduceOp.MAX, group=group)
+    return bool(result)

@@ -1,5 +1,5 @@
-"""What ended a probe, or shaped it, says of its setting: an error, the precision that a device has,
-what the compiler did."""
+"""What a probe's end says about its setting: how an error is classified, which precisions a device
+has, and what the compiler did."""
 
 import logging
 import sys
@@ -18,12 +18,13 @@ from planner.machine.hardware.gpu import CPU_PRECISIONS, lacking_error, precisio
 from search.probe.evidence import FROM_CACHE
 from search.probe.protocol import ProbeRequest
 
-# Less than this, or than a hundredth of the device, is no memory left. A judgement: the caching
-# allocator of a step that just fits leaves less than one of its 20 MiB segments.
+# A device with less free memory than this, or than a hundredth of its total, has none left. A
+# judgement: the caching allocator of a step that just fits leaves less than one of its 20 MiB
+# segments.
 _SHORT_BYTES = 256 * MIB
 _SHORT_PARTS = 100
-# More than any library loads when it is first used: cuDNN's kernels took 500 MB until its version
-# 8.5 (pytorch #81620).
+# No library loads more than this when it is first used: cuDNN's kernels took 500 MB until its
+# version 8.5 (pytorch #81620).
 _LIBRARY_BYTES = GIB
 
 
@@ -33,10 +34,10 @@ class NonFiniteError(Exception):
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """What a device says of its memory right after a failure.
+    """A device's memory right after a failure.
 
-    `num_failed` counts the allocations that failed in this process, those that succeeded once
-    cached memory had been given back included.
+    `num_failed` counts the allocations that failed in this process, including those that succeeded
+    after cached memory was released.
     """
 
     free_bytes: int
@@ -45,13 +46,13 @@ class MemoryReading:
 
     @property
     def is_short(self) -> bool:
-        """Whether an error that says nothing is likely to be for want of memory."""
-        least = max(_SHORT_BYTES, self.total_bytes // _SHORT_PARTS)
-        return self.num_failed > 0 or self.free_bytes < least
+        """Whether a lack of memory is the likely cause of an error that names none."""
+        short_bytes = max(_SHORT_BYTES, self.total_bytes // _SHORT_PARTS)
+        return self.num_failed > 0 or self.free_bytes < short_bytes
 
     @property
     def is_ample(self) -> bool:
-        """Whether even a library that loads all of its kernels would have found room."""
+        """Whether there was room even for a library that loads all of its kernels."""
         return self.num_failed == 0 and self.free_bytes >= _LIBRARY_BYTES
 
     def __str__(self) -> str:
@@ -60,8 +61,8 @@ class MemoryReading:
 
 
 def read_device_memory(device: str) -> MemoryReading | None:
-    """The reading of "cuda:N"; None on the CPU, before CUDA is initialised, and where an error has
-    made the context unusable: then every question raises that error again."""
+    """The reading of "cuda:N". None on the CPU, before CUDA is initialised, and after an error that
+    made the context unusable: every call then raises that error again."""
     if device == "cpu" or not torch.cuda.is_initialized():
         return None
     try:
@@ -73,45 +74,47 @@ def read_device_memory(device: str) -> MemoryReading | None:
 
 
 def classify(error: BaseException, memory: MemoryReading | None = None) -> tuple[ProbeStatus, str]:
-    """The status and the words of a failure. `memory` was read right after it.
+    """The status and the message of a failure. `memory` was read right after it.
 
-    Out of memory is what any error in the chain says it is: compilers wrap it. So is an error that
-    says nothing of memory (a library's, or the compiler's) when the device then has none left. A
+    A failure is out-of-memory if any error in the chain is one: compilers wrap it. So is an error
+    that does not name memory (a library's, or the compiler's) if the device then has none left. A
     model that a compiler cannot compile is an unsupported setting, not a crash: the same setting
     without compilation may well run.
     """
-    chain = list(causes(error))
+    chain = list(error_chain(error))
     for link in chain:
         if isinstance(link, NonFiniteError):
             return "non_finite", str(link)
-        if _says_out_of_memory(link, memory):
+        if _is_out_of_memory(link, memory):
             return "out_of_memory", _first_line(link) or type(link).__name__
     for link in chain:
         if isinstance(link, PlannerError):
             return "unsupported", str(link)
     if memory is not None and memory.is_short and isinstance(error, RuntimeError):
-        said = f"{type(error).__name__}: {_first_line(error)}"
-        return "out_of_memory", f"the device was short of memory ({memory}) when it failed: {said}"
+        text = f"{type(error).__name__}: {_first_line(error)}"
+        return "out_of_memory", f"the device was short of memory ({memory}) when it failed: {text}"
     for link in chain:
         if is_compile_failure(link):
             return "unsupported", f"torch.compile failed: {type(link).__name__}: {link}".strip()
     frames = traceback.extract_tb(error.__traceback__)
-    where = [frame for frame in frames if not frame.filename.startswith("<")]
-    place = f" ({where[-1].filename}:{where[-1].lineno})" if where else ""
-    return "crashed", f"{type(error).__name__}: {error}{place}"
+    in_files = [frame for frame in frames if not frame.filename.startswith("<")]
+    location = f" ({in_files[-1].filename}:{in_files[-1].lineno})" if in_files else ""
+    return "crashed", f"{type(error).__name__}: {error}{location}"
 
 
-def _says_out_of_memory(error: BaseException, memory: MemoryReading | None) -> bool:
-    """Whether one error of a chain is an out-of-memory by its type or by its text."""
+def _is_out_of_memory(error: BaseException, memory: MemoryReading | None) -> bool:
+    """Whether one error of a chain is an out-of-memory, by its type or by its text. An ambiguous
+    text counts only if memory was not ample."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if not isinstance(error, RuntimeError) or not is_allocation_failure(str(error)):
         return False
-    denied = memory is not None and memory.is_ample
-    return not (denied and is_ambiguous(str(error)))
+    had_room = memory is not None and memory.is_ample
+    return not (had_room and is_ambiguous(str(error)))
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
+def error_chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, its cause, the cause of that, and so on."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -121,16 +124,16 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_compile_failure(error: BaseException) -> bool:
-    """Raised by the compiler: by Dynamo, by AOTAutograd's backends or by Inductor."""
+    """Whether the compiler raised it: Dynamo, AOTAutograd's backends or Inductor."""
     module = type(error).__module__
     return module.startswith(("torch._dynamo.", "torch._inductor.", "torch._functorch."))
 
 
-def lost_others(error: BaseException) -> bool:
-    """Whether a rank failed because another one is gone, or does not answer."""
+def has_lost_others(error: BaseException) -> bool:
+    """Whether a rank failed because another rank is gone, or does not answer."""
     return any(
         isinstance(link, torch.distributed.DistError) or is_lost_peer(str(link))
-        for link in causes(error)
+        for link in error_chain(error)
         if isinstance(link, RuntimeError)
     )
 
@@ -140,41 +143,42 @@ def _first_line(error: BaseException) -> str:
 
 
 def check_matrix_units(request: ProbeRequest) -> None:
-    """Raises UnsupportedError for tf32 and fp8 on a device without units for them: torch computes
-    the one in fp32 there, and the other not at all."""
+    """Raises UnsupportedError for tf32 and fp8 on a device without matrix units for them: there
+    torch computes tf32 in fp32, and fp8 not at all."""
     precision = request.setting.precision
     if precision not in ("tf32", "fp8"):
         return
-    offered: tuple[str, ...] = CPU_PRECISIONS
-    if request.device != "cpu":  # ROCm's capability is of another count
+    available: tuple[str, ...] = CPU_PRECISIONS
+    if request.device != "cpu":  # ROCm counts capabilities in another way
         vendor = "AMD" if torch.version.cuda is None else "NVIDIA"
-        offered = precisions_of(vendor, torch.cuda.get_device_capability(request.device))
-    if precision not in offered:
-        raise lacking_error(request.device, precision, offered)
+        available = precisions_of(vendor, torch.cuda.get_device_capability(request.device))
+    if precision not in available:
+        raise lacking_error(request.device, precision, available)
 
 
-# Workers with nothing left to compile end at once; one that hangs is left to end with the probe.
+# Workers with nothing left to compile end at once; one that hangs ends with the probe.
 _WORKERS_SECONDS = 10.0
 
 
 def end_workers(limit_seconds: float = _WORKERS_SECONDS) -> list[str]:
-    """End the processes that Inductor compiles in, which would be in the way of timed steps.
+    """Ends the processes that Inductor compiles in, which would disturb timed steps. Returns a flag
+    if they are still alive after `limit_seconds`.
 
-    A flag where they are still there after `limit_seconds`. Should anything be compiled later,
-    Inductor starts them anew (torch 2.9 to 2.13: torch/_inductor/async_compile.py).
+    If anything is compiled later, Inductor starts them anew (torch 2.9 to 2.13:
+    torch/_inductor/async_compile.py).
     """
     module = sys.modules.get("torch._inductor.async_compile")
     if module is None:
         return []
-    ending = threading.Thread(target=module.shutdown_compile_workers, daemon=True)
-    ending.start()
-    ending.join(limit_seconds)
-    return ["compile workers were alive while steps were timed"] if ending.is_alive() else []
+    shutdown = threading.Thread(target=module.shutdown_compile_workers, daemon=True)
+    shutdown.start()
+    shutdown.join(limit_seconds)
+    return ["compile workers were alive while steps were timed"] if shutdown.is_alive() else []
 
 
 class CompileWatch:
-    """Sees what the compiler does without saying: fall back, recompile, take from a cache, leave
-    out CUDA graphs."""
+    """Notices what the compiler does without an error: it falls back to eager, recompiles, takes
+    code from a cache, breaks graphs or leaves out CUDA graphs."""
 
     def __init__(self) -> None:
         self._limits = _RecompileLimitHandler()
@@ -182,30 +186,31 @@ class CompileWatch:
         self._graphs_before = 0
 
     def begin_timing(self) -> None:
-        self._graphs_before = self._count("stats", "unique_graphs")
+        self._graphs_before = self._read_counter("stats", "unique_graphs")
 
     def flags(self) -> list[str]:
-        found = []
+        flags = []
         if self._limits.hits:
-            found.append(f"fell back to eager: {self._limits.hits[0]}")
-        if self._count("stats", "unique_graphs") > self._graphs_before:
-            found.append("recompiled while steps were timed")
-        if self._count("inductor", "fxgraph_cache_hit"):
-            found.append(FROM_CACHE)
-        skips = self._count("inductor", "cudagraph_skips")
+            flags.append(f"fell back to eager: {self._limits.hits[0]}")
+        if self._read_counter("stats", "unique_graphs") > self._graphs_before:
+            flags.append("recompiled while steps were timed")
+        if self._read_counter("inductor", "fxgraph_cache_hit"):
+            flags.append(FROM_CACHE)
+        skips = self._read_counter("inductor", "cudagraph_skips")
         if skips:
-            found.append(f"CUDA graphs that the compiler left out: {skips}")
+            flags.append(f"CUDA graphs that the compiler left out: {skips}")
         breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
         if breaks:
-            found.append(f"{breaks} graph breaks")
-        return found
+            flags.append(f"{breaks} graph breaks")
+        return flags
 
-    def _count(self, group: str, name: str) -> int:
+    def _read_counter(self, group: str, name: str) -> int:
         return int(torch._dynamo.utils.counters[group][name])
 
 
 class _RecompileLimitHandler(logging.Handler):
-    """Dynamo tells in a warning alone that it will run a function eagerly from now on."""
+    """Keeps the warnings by which Dynamo tells that it runs a function eagerly from now on; it
+    tells that nowhere else."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

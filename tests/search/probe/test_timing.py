@@ -18,7 +18,7 @@ from search.probe import evidence
 from search.probe.evidence import HURRIED, StopRule, is_disturbed, rate_interval
 from search.probe.protocol import ProbeRequest, Report
 from search.probe.worker import measure, meter
-from search.probe.worker.meter import sum_up
+from search.probe.worker.meter import summarize_clocks
 from search.probe.worker.verdict import CompileWatch, end_workers
 
 MODEL = FactoryModel(factory="a:b")
@@ -126,7 +126,7 @@ def test_steps_are_timed_back_to_back_with_two_in_flight(report: Report) -> None
     run = measure.Run(asked, math.inf, report)
     steps: Any = Steps(1.0)
     device = Device(steps.log)
-    samples = run._time(steps, device, StopRule(asked, math.inf, math.inf))
+    samples = run._time_steps(steps, device, StopRule(asked, math.inf, math.inf))
     assert set(samples) == {1.0}
     assert len(samples) == len(steps.log) == 52, "those on their way when it was enough count too"
     assert device.furthest == 3, "two queued, and the one being issued"
@@ -149,7 +149,7 @@ def test_gpu_is_warmed_by_time(
     training: Any = Steps(step_seconds)
     monkeypatch.setattr(measure, "time", training)
     run = measure.Run(request(**fields), deadline, report)
-    run._settle(training, Device(training.log), warm_seconds)
+    run._settle_device(training, Device(training.log), warm_seconds)
     assert (training.log, run.flags) == (["step"] * steps, [])
 
 
@@ -177,7 +177,7 @@ def test_compilers_leftovers_go_before_timing(
             measure.verdict, "end_workers", lambda log=training.log: log.append("end") or []
         )
         run = measure.Run(request(compiled=True), 1e9, report)
-        run._settle(training, Device(training.log, before * GIB, 3 * GIB), 0.0)
+        run._settle_device(training, Device(training.log, before * GIB, 3 * GIB), 0.0)
         assert (training.log, run.flags) == (["end", "release", "step", "step"], flags)
 
 
@@ -209,11 +209,11 @@ def test_spreads_are_over_all_readings_and_plain_figures_of_the_last() -> None:
         {**one, "throttle_reasons": ("hw_slowdown",)},
         {**one, "sm_mhz": 1400, "gpu_percent": None, "memory_percent": None},
     ]
-    found = sum_up(readings)
+    found = summarize_clocks(readings)
     assert (found.sm_mhz, found.num_readings) == (1400, 3)
     assert found.sm_mhz_spread == Spread(least=1400, median=1500, most=1980)
     assert found.power_watts_spread == Spread(least=100, median=300, most=300)
     assert found.busy_percent == Spread(least=20, median=55, most=90)
     assert found.memory_busy_percent == Spread(least=5, median=22.5, most=40)
     assert found.throttle_reasons == ("hw_slowdown", "sw_power_cap")
-    assert sum_up([]) is None
+    assert summarize_clocks([]) is None
