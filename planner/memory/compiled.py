@@ -14,7 +14,7 @@ from planner.core.schema.setting import SHARDED
 from planner.ledger.ledger import Allocated, Category, Event, Freed, Ledger, Marked, Tagged
 from planner.memory.caching_allocator import round_request
 
-# Inductor's names of kernels: those that it generates and fuses, and those of libraries.
+# What a compiled graph runs: kernels that Inductor generates and fuses, and those of libraries.
 FUSED_PREFIX = "triton_"
 EXTERN_PREFIX = "extern_kernels."
 POOL_LABEL = "CUDA graph pool"
@@ -31,22 +31,21 @@ class Basis:
     left_out: tuple[str, ...] = ()
 
 
-# The saved tensors equal those of torch's own partition, to the byte. The peak of allocated bytes
-# lay 0.3 to 0.4% under that of an H200. Reserved bytes lay between 0.2% under and 7.3% over:
-# Inductor orders kernels otherwise and so leaves other holes (torch 2.11, eleven measurements of
-# native Swin-T, bf16, batches of 64 to 768, 2026-11-26, tests/truth/h200). Two-block Swins of other
-# libraries lay between 0.95 and 1.04 of what Inductor's scheduler estimates where it lowers the
-# same graphs for a CPU (torch 2.13, 2026-11-22). The range is some two to three times that
+# On an emulated GPU both peaks are torch's own to the byte; with CUDA graphs reserved bytes lay 0.3
+# to 5.6% over (torch 2.14, Swin-T and ViT-Ti, 2026-11-30, tests/recording/test_replay.py). A device
+# has not judged it: of graphs that were traced and not compiled, reserved bytes lay between 0.2%
+# under and 7.3% over those of an H200 (torch 2.11, eleven measurements of native Swin-T, bf16,
+# batches of 64 to 768, 2026-11-26, tests/truth/h200). The range is two to three times that
 # (inferred).
 RECORDED_BASIS = Basis(
     0.85,
     1.2,
     (
-        "each compiled graph's saved tensors by torch's own min-cut partitioner, its kernels fused "
-        "in the graph's order; loss and optimizer eager",
+        "each compiled graph as torch's own compiler makes it for this card; loss and optimizer "
+        "eager",
     ),
     (
-        "what Inductor does to its kernels' order, padded strides and scratch of tuned kernels",
+        "what the compiler decides by timing kernels: padded strides, scratch of tuned kernels",
         "compilation itself, which takes memory of the host, and the first steps' warm-up",
     ),
 )
@@ -56,8 +55,8 @@ EAGER_BASIS = Basis(
     1.25,
     (
         "the eager step in place of the compiled one, with a wide range, and its time with chains "
-        "of pointwise kernels taken as fused. --record compiles the model as far as torch's "
-        "partition, which takes about a minute and is kept, and narrows the range",
+        "of pointwise kernels taken as fused. --record compiles the step on an emulated GPU, "
+        "which takes one to three minutes and is kept, and narrows the range",
     ),
     ("what compilation changes",),
 )

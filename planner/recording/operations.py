@@ -30,7 +30,7 @@ from planner.ledger.ledger import (
     Event,
     OperationKind,
 )
-from planner.memory.compiled import FUSED_PREFIX
+from planner.memory.compiled import EXTERN_PREFIX, FUSED_PREFIX
 from planner.recording.costs import (
     COMPUTING,
     Collectives,
@@ -75,7 +75,7 @@ class Operations(TorchDispatchMode):
         self.reads: set[str] = set()  # the places where a model reads values
         self.offloads = setting.offload_optimizer != "none"
         self.is_updating = False
-        self.write = write_beside
+        self.prefix = "aten."  # of the names of operations; within a compiled graph EXTERN_PREFIX
 
     def end(self, phase: str) -> None:
         """Ends a phase."""
@@ -83,15 +83,15 @@ class Operations(TorchDispatchMode):
             self.collectives.end_backward()
         self.phases.append((phase, self.work))
         self.work = []
-        self.write(f"{len(self.phases)}|")
+        write_beside(f"{len(self.phases)}|")
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What stands for values, which nothing computes."""
-        selects = [SELECTS] if self.is_selecting else []
-        return (*selects, *(READS.format(place) for place in sorted(self.reads)))
+        reads = (READS.format(place) for place in sorted(self.reads))
+        return (SELECTS, *reads) if self.is_selecting else tuple(reads)
 
-    def watch(self, optimizers: Iterable[object]) -> None:
+    def watch(self, optimizers: Iterable[Any]) -> None:
         """Marks the steps of optimizers, so that those in backward are told apart."""
 
         def enter(*_: object) -> None:
@@ -105,7 +105,6 @@ class Operations(TorchDispatchMode):
 
         for optimizer in optimizers:
             if hasattr(optimizer, "_optimizer_step_pre_hooks"):  # torchao's has none
-                assert isinstance(optimizer, torch.optim.Optimizer)
                 optimizer.register_step_pre_hook(enter)
                 optimizer.register_step_post_hook(leave)
 
@@ -127,15 +126,16 @@ class Operations(TorchDispatchMode):
 
         def hear_launch(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             if not kwargs.get("benchmark_run"):
-                names = list(kernel.triton_meta["signature"])
                 self._name(f"{FUSED_PREFIX}{kernel.fn.__name__.removeprefix(FUSED_PREFIX)}")
-                self.work.append(_fused_cost(self.names[-1], dict(zip(names, args, strict=False))))
+                self.work.append(_fused_cost(self.names[-1], kernel.triton_meta["signature"], args))
             return launch(kernel, *args, **kwargs)
 
         def hear_call(graph: Any, *args: Any) -> Any:
             if self.is_updating:
                 self.work.append(Computed(COMPILED_CALL, "pointwise", "float32", 0, 0, 0, ""))
-            return call(graph, *args)
+            with mock.patch.object(self, "prefix", EXTERN_PREFIX):
+                self._name(f"{self.prefix}empty_strided")  # until its first kernel
+                return call(graph, *args)
 
         def hear_resize(storage: torch.UntypedStorage, size: int) -> Any:
             self._name(UNSHARDED)
@@ -159,7 +159,7 @@ class Operations(TorchDispatchMode):
         if isinstance(func, torch._ops.HigherOrderOperator):  # it runs an operation: run_with_rng
             func, args = args[0], args[1:]
             kwargs.pop("rng_state")
-        self._name(f"aten.{func._overloadpacket.__name__}")
+        self._name(f"{self.prefix}{func._overloadpacket.__name__}")
         if func.namespace in COLLECTIVES:
             self.collectives.hear(func, args, self.modules.current())
             return func(*args, **kwargs)
@@ -178,7 +178,7 @@ class Operations(TorchDispatchMode):
     def _name(self, name: str) -> None:
         """Names the operation that requests memory from here on."""
         self.names.append(name)
-        self.write(f"{len(self.phases)}|{len(self.names) - 1}")
+        write_beside(f"{len(self.phases)}|{len(self.names) - 1}")
 
     def _cost(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, is_beside: bool
@@ -212,10 +212,10 @@ def _has_size_of_values(func: Any, args: tuple[Any, ...]) -> bool:
     return not is_put or any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(args[1]))
 
 
-def _fused_cost(name: str, arguments: Mapping[str, Any]) -> Computed:
+def _fused_cost(name: str, names: Iterable[str], arguments: Iterable[Any]) -> Computed:
     """The work of a kernel that reads and writes each of its tensors once, and computes about once
-    for each element of the largest."""
-    tensors = {argument: t for argument, t in arguments.items() if isinstance(t, torch.Tensor)}
+    for each element of the largest. `names` are those of its `arguments`."""
+    tensors = {n: t for n, t in zip(names, arguments, strict=False) if isinstance(t, torch.Tensor)}
     moved = sum(
         moved_bytes(t) * (2 if argument.startswith("in_out") else 1)
         for argument, t in tensors.items()
