@@ -314,9 +314,9 @@ def make_run(
 def describe_mixture(records: Sequence[MeasurementRecord]) -> str | None:
     """A sentence that says in what the models, devices and software of records differ; None where
     all are of one environment."""
-    from search.loop.study import Identity
+    from search.loop.study import StudyIdentity
 
-    first, *others = map(Identity.of, records)
+    first, *others = map(StudyIdentity.of, records)
     lines = list(dict.fromkeys(line for other in others for line in other.differences(first)))
     if not lines:
         return None

@@ -23,7 +23,7 @@ _FAMILY = {"pure bf16": "precision", "fp8": "precision"}
 
 
 @dataclass(frozen=True)
-class Refusal:
+class LeverRefusal:
     """Changes of a lever that are not available, and why."""
 
     lever: str
@@ -40,14 +40,14 @@ class Combinations:
     base: Choice
     adopted: tuple[str, ...]
     choices: tuple[Choice, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[LeverRefusal, ...]
     held_back: tuple[str, ...]
 
 
 def combine_levers(wish: Wish, table: Table, resorts: bool = False) -> Combinations:
     """Tries every lever on the wish by itself: adopts those that cost nothing, and combines those
     that are available, the last `resorts` only if asked."""
-    refusals: list[Refusal] = []
+    refusals: list[LeverRefusal] = []
     base, adopted = _adopt(wish, table, refusals)
     combined = [base]
     held_back = []
@@ -74,7 +74,7 @@ def combine_levers(wish: Wish, table: Table, resorts: bool = False) -> Combinati
     )
 
 
-def _adopt(wish: Wish, table: Table, refusals: list[Refusal]) -> tuple[Choice, list[str]]:
+def _adopt(wish: Wish, table: Table, refusals: list[LeverRefusal]) -> tuple[Choice, list[str]]:
     """The wish's sample with every lever that costs nothing, and the names of these levers."""
     base = wish.sample
     adopted: list[str] = []
@@ -114,7 +114,7 @@ def may_need_resorts(
 
 
 def _free_change(
-    wish: Wish, table: Table, base: Choice, lever: Lever, refusals: list[Refusal]
+    wish: Wish, table: Table, base: Choice, lever: Lever, refusals: list[LeverRefusal]
 ) -> Choice | None:
     """The fastest change of a lever that costs no seconds and at most as many bytes as one of the
     allocator's smallest segments, which anything small may need; a change that saves no seconds
@@ -145,7 +145,7 @@ def _free_change(
 
 
 def _available_changes(
-    wish: Wish, table: Table, choice: Choice, lever: Lever, refusals: list[Refusal]
+    wish: Wish, table: Table, choice: Choice, lever: Lever, refusals: list[LeverRefusal]
 ) -> Iterator[Choice]:
     """What `lever` makes of a choice and can be estimated; the others are added to `refusals`."""
     refused: dict[str, list[str]] = {}
@@ -159,7 +159,7 @@ def _available_changes(
             # Without the value, so that the same reason is given once.
             reason = re.sub(r": \w+ is .*?\.(?= |$)", ".", " ".join(error.message.split()))
             refused.setdefault(reason, []).append(_describe(updates))
-    refusals += [Refusal(lever.name, tuple(values), r) for r, values in refused.items()]
+    refusals += [LeverRefusal(lever.name, tuple(values), r) for r, values in refused.items()]
 
 
 def _describe(updates: Updates) -> str:

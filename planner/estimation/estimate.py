@@ -27,7 +27,7 @@ from planner.libraries.limits import attention_limit, setting_limit
 from planner.libraries.names import find_library
 from planner.machine.hardware.gpu import Gpu, check_precision, peak_flops
 from planner.machine.hardware.overheads import (
-    Communication,
+    CommunicatorBytes,
     Overheads,
     communication_memory,
     overheads_for,
@@ -331,7 +331,7 @@ def _basis(config: Model, setting: TrainSetting, ledger: Ledger, outside: Overhe
 
 
 def _breakdown(
-    memory: MemoryProfile, outside: Overheads, communication: Communication
+    memory: MemoryProfile, outside: Overheads, communication: CommunicatorBytes
 ) -> dict[str, int]:
     """Bytes at the peak instant by category, and what comes on top of live bytes."""
     breakdown: dict[str, int] = {c: memory.peak.by_category.get(c, 0) for c in CATEGORIES}

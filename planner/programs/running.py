@@ -22,7 +22,7 @@ from planner.estimation.arguments import read_memory
 from planner.estimation.device_estimator import find_crossing
 from planner.machine import supervisor
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
-from planner.machine.emulated.machine import CONFIGURATION
+from planner.machine.emulated.machine import EMULATED_GPU
 from planner.programs import emulated, inside
 from planner.programs.emulated import EmulatedRun
 from planner.programs.snapshots import EMULATING
@@ -83,7 +83,7 @@ def _run(
 ) -> EmulatedRun:  # fmt: skip
     with ExitStack() as stack:
         environment = stack.enter_context(started(machine))
-        folder = Path(environment[CONFIGURATION]).parent
+        folder = Path(environment[EMULATED_GPU]).parent
         if in_use_bytes:
             stack.enter_context(holding(environment, in_use_bytes))
         records, site = folder / "records", folder / EMULATING.strip("/")

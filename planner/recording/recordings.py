@@ -47,9 +47,9 @@ DEFAULT_CARD = "a100-sxm-80gb"  # whose kernels are taken where no card is named
 LARGE_BYTES = 8 << 40  # of the card that is recorded on: what fits is replayed, not recorded
 # Variables of torch that would change a recording: their effect is replayed instead.
 REPLAYED = (*VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING")
-CONFIGURATION = "PLANNER_EMULATED_GPU"  # the emulated driver reads it as CUDA begins
+EMULATED_GPU = "PLANNER_EMULATED_GPU"  # the emulated driver reads it as CUDA begins
 # Variables that the recording process does not inherit: the last ones find the emulated machine.
-NOT_TAKEN = (*REPLAYED, CONFIGURATION, "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
+NOT_TAKEN = (*REPLAYED, EMULATED_GPU, "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 PROBED = "'planner tune' can still measure it: it runs the model on a real GPU, without a prior."
 # The modules that every recording imports, and that are slow: imported once, not in every fork.
 IMPORTS = (
@@ -175,7 +175,7 @@ class RecordingServer:
             if self._server is None:  # where it cannot start, the next request tries again
                 path = os.pathsep.join(entry for entry in sys.path if entry)
                 self._server = ForkServer(IMPORTS, {**machine, "PYTHONPATH": path}, output=2)
-            self._cards[gpu.name] = machine[CONFIGURATION]
+            self._cards[gpu.name] = machine[EMULATED_GPU]
         return self._cards[gpu.name]
 
 

@@ -34,7 +34,7 @@ from planner.libraries import names
 from planner.libraries.limits import trained_limit
 from planner.recording.history import STREAMS, Entry, Marks, Pools, history, read_events
 from planner.recording.operations import Operations, name_requests, place
-from planner.recording.recordings import CONFIGURATION, HOST, PROBED, RecordingRequest
+from planner.recording.recordings import EMULATED_GPU, HOST, PROBED, RecordingRequest
 from planner.step.ranks import sharding_notes
 from planner.training.building import add_recipe, build_training, float8_notes, local_shard
 from planner.training.setting import BUCKET_ELEMENTS
@@ -319,7 +319,7 @@ def serve(channel: int, text: str) -> NoReturn:
     try:
         request = RecordingRequest.model_validate_json(text)
         names.look_up = names.look_up_in_process
-        os.environ |= request.environment | {CONFIGURATION: request.card}
+        os.environ |= request.environment | {EMULATED_GPU: request.card}
         os.chdir(request.folder)
         sys.path[:0] = [path for path in request.paths if path not in sys.path]
         answer = base64.b64encode(encode({}, _call(request)))

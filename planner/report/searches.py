@@ -422,7 +422,7 @@ def _probe_table(run: Run) -> doc.Table:
             doc.bytes_cell(record.used_bytes),
             doc.bytes_cell(used and int(used[1])),
             describe_setting(record.setting, record.model),
-            "; ".join([_ending_text(run, record), *map(one_line, record.flags)]),
+            "; ".join([_ending_text(run, record), *map(cell_text, record.flags)]),
             doc.Number(record.probe_seconds, _duration_text(record)),
         ]
         for number, record in enumerate(run.records, start=1)
@@ -438,8 +438,8 @@ def _probe_table(run: Run) -> doc.Table:
 def _ending_text(run: Run, record: MeasurementRecord) -> str:
     """How, where and why a probe ended: `out of memory in backward: …`."""
     ending = run.ending_of(record)
-    phase = f" in {one_line(record.phase, 40)}" if ending != "measured" and record.phase else ""
-    reason = f": {one_line(record.message)}" if record.message else ""
+    phase = f" in {cell_text(record.phase, 40)}" if ending != "measured" and record.phase else ""
+    reason = f": {cell_text(record.message)}" if record.message else ""
     return f"{ending}{phase}{reason}"
 
 
@@ -468,7 +468,7 @@ def _environment_facts(run: Run) -> list[doc.Part]:
         facts.append(("Ranks", ranks))
     facts.append(("Software", ", ".join(f"{n} {v}" for n, v in sorted(record.versions.items()))))
     kinds = Counter(
-        one_line(flag.partition(":")[0], 60)
+        cell_text(flag.partition(":")[0], 60)
         for r in run.records if r.probe_id in run.disturbed for flag in r.flags
     )  # fmt: skip
     disturbances = ", ".join(f"{flag} ({number})" for flag, number in kinds.most_common(5))
@@ -484,7 +484,7 @@ def _date(record: MeasurementRecord) -> str:
     return record.date[:16].replace("T", " ")
 
 
-def one_line(message: str, length: int = MAX_MESSAGE) -> str:
+def cell_text(message: str, length: int = MAX_MESSAGE) -> str:
     """A message as one line of at most `length` characters."""
     line = " ".join(printable(message[: 4 * length]).split())
     return line if len(line) <= length else f"{line[:length]}…"

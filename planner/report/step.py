@@ -203,7 +203,7 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Timeline:
+class MemoryTimeline:
     """The memory over a step of a warm training. Point 0 is the moment before the step, and
     `moves[i]` leads to point i + 1. At each point the allocator has given out `allocated` bytes in
     blocks, and has `reserved` bytes from the driver. `phases` are the names of the step's phases,
@@ -220,7 +220,7 @@ class Timeline:
         return (GIB, "GiB") if max(self.reserved) >= GIB else (MIB, "MiB")
 
 
-def step_timeline(step: PredictedStep) -> Timeline:
+def step_timeline(step: PredictedStep) -> MemoryTimeline:
     """The timeline of a step, as the allocator of its device plays it."""
     ledger, live = step.ledger, step_live_bytes(step.ledger)
     workspace = overheads_for(step.gpu, ledger.environment).workspace_bytes
@@ -232,7 +232,7 @@ def step_timeline(step: PredictedStep) -> Timeline:
         for n, name in enumerate(names)
     ]
     moves = _moves(ledger, live)
-    return Timeline(live, moves, course.allocated_bytes, course.reserved_bytes, phases)
+    return MemoryTimeline(live, moves, course.allocated_bytes, course.reserved_bytes, phases)
 
 
 def _moves(ledger: Ledger, live: LiveBytes) -> list[Move]:
@@ -259,7 +259,7 @@ def _moves(ledger: Ledger, live: LiveBytes) -> list[Move]:
     return moves
 
 
-def timeline_data(timeline: Timeline, limit: int | None = None) -> dict[str, Any]:
+def timeline_data(timeline: MemoryTimeline, limit: int | None = None) -> dict[str, Any]:
     """The data of `assets/timeline.js`: every point, in units of 512 B, as differences, which
     compress well (the first entry is the value at point 0). A word is its index in `words`, whose
     texts are shown as they are."""
@@ -304,7 +304,7 @@ def allocator_limit_bytes(step: PredictedStep) -> int | None:
     return estimate.budget_bytes - (estimate.device_total_bytes - estimate.peak_reserved_bytes)
 
 
-def _timeline_caption(step: PredictedStep, timeline: Timeline) -> str:
+def _timeline_caption(step: PredictedStep, timeline: MemoryTimeline) -> str:
     return (
         f"Bytes alive during a step of a warm training, by category: at most "
         f"{format_bytes(max(timeline.live.total))}, in {peak_text(step.estimate)}. The legend "
@@ -313,7 +313,7 @@ def _timeline_caption(step: PredictedStep, timeline: Timeline) -> str:
     )
 
 
-def _timeline_notes(step: PredictedStep, timeline: Timeline) -> doc.Text:
+def _timeline_notes(step: PredictedStep, timeline: MemoryTimeline) -> doc.Text:
     """What the timeline does not show by itself."""
     text = (
         "Reserved is what PyTorch's allocator holds, in use or cached, once training is warm: it "
@@ -333,7 +333,7 @@ def _timeline_notes(step: PredictedStep, timeline: Timeline) -> doc.Text:
     return doc.Text(text, "note")
 
 
-def _phase_table(timeline: Timeline) -> doc.Table:
+def _phase_table(timeline: MemoryTimeline) -> doc.Table:
     """The largest figures of each phase."""
     series = (timeline.live.total, timeline.allocated, timeline.reserved)
     rows: list[list[doc.Cell]] = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from search.loop.recommend import Summary, recommend
 from search.loop.records import RecordsNotWrittenError
 from search.loop.sampler import PlannerSampler
 from search.loop.space import AXES, Candidate, Pick, Space, candidate, setting_id
-from search.loop.study import Identity, ProbeStudy, storage_faults
+from search.loop.study import ProbeStudy, StudyIdentity, storage_faults
 from search.loop.surrogate.posterior import Posterior, needs_nothing_special
 from search.loop.surrogate.prior import Prior, compilation_of
 from search.probe.evidence import is_feasible
@@ -293,7 +293,7 @@ class Search:
             )
         )
 
-    def recommend(self, identity: Identity, stopped: str, notes: Sequence[str]) -> Recommendation:
+    def recommend(self, identity: StudyIdentity, stopped: str, notes: list[str]) -> Recommendation:
         """What the probes prove, in the study's order of them, which all tuners share."""
         order = {r.probe_id: place for place, r in enumerate(self.study.records())}
         self.records.sort(key=lambda r: order.get(r.probe_id, len(order)))

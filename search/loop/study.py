@@ -98,7 +98,7 @@ def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(params.items()))
 
 
-class Identity(BaseModel, frozen=True):
+class StudyIdentity(BaseModel, frozen=True):
     """What all probes of a study have in common."""
 
     model: Model
@@ -110,7 +110,7 @@ class Identity(BaseModel, frozen=True):
         same = (record.model, record.versions) == (self.model, self.versions)
         return same and record.device.is_like(self.device)
 
-    def differences(self, other: Identity) -> list[str]:
+    def differences(self, other: StudyIdentity) -> list[str]:
         """How this differs from `other`, a line for each field. Two readings of one card's memory
         are no difference, nor is another card of the same kind."""
         ours, theirs = self.model_dump(mode="json"), other.model_dump(mode="json")
@@ -125,7 +125,7 @@ class Identity(BaseModel, frozen=True):
         ]
 
     @classmethod
-    def of(cls, record: MeasurementRecord) -> Identity:
+    def of(cls, record: MeasurementRecord) -> StudyIdentity:
         return cls(model=record.model, device=record.device, versions=record.versions)
 
 
@@ -155,21 +155,21 @@ class ProbeStudy:
         theirs = {name: d for t in trials for name, d in t.distributions.items()}
         self.params = SpaceParams(self.space, theirs)
 
-    def take_over(self, identity: Identity, accept_different: bool = False) -> list[str]:
+    def take_over(self, identity: StudyIdentity, accept_different: bool = False) -> list[str]:
         """Makes the study this search's, adds the records of the file that it lacks, and returns
         notes. Raises StudyError where the model, the device or a version is another, unless that is
         accepted."""
         file = read_records(self.path) if self.path else RecordFile(())
         notes = [f"{file.fault}: read up to there."] if file.fault else []
         ours = [r for r in file.records if accept_different or identity.has(r)]
-        others = [Identity.of(r) for r in file.records if not identity.has(r)]
+        others = [StudyIdentity.of(r) for r in file.records if not identity.has(r)]
         foreign = others[-1:] if accept_different or not ours else []
         with storage_faults(self.source):
             attribute = self.optuna_study.user_attrs.get(IDENTITY)
             if attribute is None:
                 self.optuna_study.set_user_attr(IDENTITY, identity.model_dump(mode="json"))
             else:
-                foreign.append(parse(Identity, attribute, f"the study {self.source}"))
+                foreign.append(parse(StudyIdentity, attribute, f"the study {self.source}"))
         differences = dict.fromkeys(line for o in foreign for line in identity.differences(o))
         if differences and not accept_different:
             raise StudyError(

@@ -45,7 +45,7 @@ from search.loop.prober import (
 from search.loop.records import hold_folder, hold_gpu, make_folder, write_result
 from search.loop.search import PROBES_SHARE, Limits, Search, find_plain_arm
 from search.loop.space import Restriction, Space, make_space
-from search.loop.study import Identity, ProbeStudy
+from search.loop.study import ProbeStudy, StudyIdentity
 from search.loop.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior
 from search.probe.device import (
     check_world,
@@ -152,7 +152,7 @@ def _tune(
     limits = Limits(options.trials, budget)
     where = choose_device(options.device)
     device = describe_device(where)
-    identity = Identity(
+    identity = StudyIdentity(
         model=model, versions=versions(),
         device=device.model_copy(update={"memory_cap_bytes": options.memory_bytes}),
     )  # fmt: skip
@@ -261,7 +261,7 @@ def _world_notes(devices: Sequence[str]) -> list[str]:
 
 
 def _allocator(
-    identity: Identity, options: SearchOptions
+    identity: StudyIdentity, options: SearchOptions
 ) -> tuple[AllocatorConfig | None, list[str]]:
     """The caching allocator's options that probes run with, and notes on them.
 

@@ -35,7 +35,7 @@ from search.loop.options import SearchOptions
 from search.loop.sampler import PLAIN_SHARE
 from search.loop.search import Limits, Search, find_plain_arm
 from search.loop.space import Pick
-from search.loop.study import Identity, ProbeStudy
+from search.loop.study import ProbeStudy, StudyIdentity
 from search.loop.surrogate.prior import ALIKE_SHARE
 from tests.benchmarks.described_devices import describe
 from tests.benchmarks.simulated_draws import (
@@ -195,7 +195,7 @@ def search_device(device: Device, budget_seconds: float = math.inf) -> Ended:
     search = Search(study, pair.prior, counted, limits, options, arm)
     stopped, _ = search.run()
     versions = {"simulated": "not measured"}
-    identity = Identity(model=pair.model, device=pair.device, versions=versions)
+    identity = StudyIdentity(model=pair.model, device=pair.device, versions=versions)
     found = search.recommend(identity, stopped, [])
     rates = device.rates()
     index = pair.space.index(found.setting) if found.setting else None

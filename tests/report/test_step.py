@@ -27,8 +27,8 @@ from planner.report.page.contents import Chart, Number, Page, Table
 from planner.report.page.rendering import all_parts, page_html
 from planner.report.pages import make_page
 from planner.report.step import (
+    MemoryTimeline,
     PredictedStep,
-    Timeline,
     allocator_limit_bytes,
     enclosing_modules,
     operation_costs,
@@ -67,7 +67,7 @@ def predicted_step(
 
 
 @cache
-def course_of(name: str) -> Timeline:
+def course_of(name: str) -> MemoryTimeline:
     return step_timeline(swin_step(name))
 
 

@@ -13,7 +13,7 @@ from search.loop.prober import OnProgress, less_headroom
 from search.loop.records import make_folder, write_result
 from search.loop.search import Limits, Search, find_plain_arm
 from search.loop.space import Candidate, Pick, setting_id, space_of
-from search.loop.study import Identity, ProbeStudy
+from search.loop.study import ProbeStudy, StudyIdentity
 from search.loop.surrogate.prior import Prior, generic_prior
 from search.probe.evidence import is_feasible
 
@@ -99,6 +99,6 @@ def leave_run(folder: Path, records: Iterable[MeasurementRecord], **options: Any
     study = ProbeStudy(replay.space, make_folder(folder) / TUNE_PROBES, budget)
     prior = generic_prior(replay.space, replay.device)
     search = _search(replay, study, prior, replay, output=folder, **options)
-    identity = Identity(model=replay.model, device=replay.device, versions=replay.versions)
+    identity = StudyIdentity(model=replay.model, device=replay.device, versions=replay.versions)
     write_result(folder / TUNE_RESULT, search.recommend(identity, search.run()[0], []))
     return folder

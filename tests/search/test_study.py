@@ -20,13 +20,13 @@ from planner.core.schema import MeasurementRecord, SwinConfig
 from search.loop.options import hidden_password
 from search.loop.records import append_records, hold_folder, read_records
 from search.loop.space import Space, make_space
-from search.loop.study import Identity, ProbeStudy, StudyError
+from search.loop.study import ProbeStudy, StudyError, StudyIdentity
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 SPACE: Space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16, 32, 512))
 VERSIONS = {"torch": "test"}
 CARD = GPU.model_copy(update={"driver": "580.1", "uuid": "GPU-a"})
-OURS = Identity(model=MODEL, device=GPU, versions=VERSIONS)
+OURS = StudyIdentity(model=MODEL, device=GPU, versions=VERSIONS)
 
 
 def open_study(tmp_path: Path, storage: str | None = None, **given: Any) -> ProbeStudy:
@@ -86,11 +86,11 @@ def test_a_card_is_itself_however_its_memory_was_read(
     tmp_path: Path, changed: dict[str, object], differs: str, is_shared: bool
 ) -> None:
     storage = str(tmp_path / "a.journal") if is_shared else None
-    ours = Identity(model=MODEL, device=CARD, versions=VERSIONS)
+    ours = StudyIdentity(model=MODEL, device=CARD, versions=VERSIONS)
     open_study(tmp_path, storage, identity=ours)
     record = make_record(SPACE.candidates[0].setting, probe_id="p", device=CARD)
     append_records(tmp_path / "probes.jsonl", [record])
-    other = Identity(model=MODEL, device=CARD.model_copy(update=changed), versions=VERSIONS)
+    other = StudyIdentity(model=MODEL, device=CARD.model_copy(update=changed), versions=VERSIONS)
     if differs:
         with pytest.raises(StudyError, match=differs) as raised:
             open_study(tmp_path, storage, identity=other)

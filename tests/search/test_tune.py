@@ -17,7 +17,7 @@ from planner.memory.allocator_config import VARIABLES
 from search.loop.records import read_records
 from search.loop.search import Limits
 from search.loop.space import Pick, make_space
-from search.loop.study import Identity
+from search.loop.study import StudyIdentity
 from search.probe.device import versions, worker_environment
 from search.probe.parent import probe_environment
 from search.probe.protocol import CONTRACT
@@ -187,7 +187,7 @@ def test_a_mode_that_the_budget_ended_before_is_named(
 ) -> None:
     replay, prior = Replay(TABLE), true_prior(Replay(TABLE))
     search, stopped = search_table(replay, prior, BUDGET, budget_seconds=budget)
-    identity = Identity(model=MODEL, device=GPU, versions={})
+    identity = StudyIdentity(model=MODEL, device=GPU, versions={})
     notes = search.recommend(identity, stopped, []).notes
     said = [note for note in notes if "compiling takes long and the budget ended" in note]
     assert bool(said) == (not tried)

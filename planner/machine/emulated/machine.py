@@ -173,7 +173,7 @@ def _is_negative(value: object) -> bool:
 # Processes on an emulated machine: the environment that brings them there, and those that hold
 # memory of its GPUs.
 
-CONFIGURATION = "PLANNER_EMULATED_GPU"
+EMULATED_GPU = "PLANNER_EMULATED_GPU"
 SHARED_MEMORY = Path("/dev/shm")
 
 # A CUDA program: a context on a device, and memory there until its input ends.
@@ -195,7 +195,7 @@ sys.stdin.read()
 
 def is_emulated(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether programs with this environment find emulated GPUs."""
-    return CONFIGURATION in environment
+    return EMULATED_GPU in environment
 
 
 @contextmanager
@@ -229,7 +229,7 @@ def _variables(
     before = environment.get("LD_PRELOAD", "").split(":")
     paths = environment.get("LD_LIBRARY_PATH", "").split(":")
     return {
-        CONFIGURATION: str(configuration),
+        EMULATED_GPU: str(configuration),
         "LD_PRELOAD": ":".join(filter(None, [*preloaded, *before])),
         "LD_LIBRARY_PATH": ":".join(filter(None, [*searched, *paths])),
     }

@@ -206,7 +206,7 @@ MORE = (1_060_000_000, 1_060_000_000)
 
 
 @dataclass(frozen=True)
-class Communication:
+class CommunicatorBytes:
     """The bytes of all communicators of a process: the assumed figure, and the ends of its
     range."""
 
@@ -216,11 +216,11 @@ class Communication:
     basis: tuple[str, ...] = ()
 
 
-def communication_memory(setting: TrainSetting) -> Communication:
+def communication_memory(setting: TrainSetting) -> CommunicatorBytes:
     """The memory of a step's communicators: one over all devices; under hsdp one to shard and one
     to copy. Nothing is known of a communicator of one device."""
     if setting.world_size == 1 or setting.parallelism == "none":
-        return Communication()
+        return CommunicatorBytes()
     count = 2 if setting.parallelism == "hsdp" else 1
     assumed, high = UP_TO_FOUR if setting.world_size <= 4 else MORE
     low, assumed, high = (count * figure for figure in (FEWEST_BYTES, assumed, high))
@@ -230,4 +230,4 @@ def communication_memory(setting: TrainSetting) -> Communication:
         f"allocator, within {format_bytes(low)} to {format_bytes(high)}: quoted from 4 A100s and 8 "
         "H100s, less over PCIe (NCCL_BUFFSIZE and NCCL_MAX_NCHANNELS lower it)"
     )
-    return Communication(low, assumed, high, (basis,))
+    return CommunicatorBytes(low, assumed, high, (basis,))
