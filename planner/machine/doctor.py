@@ -265,7 +265,7 @@ def install_line(facts: Facts) -> str:
     )
     if build is None:
         return ""
-    packages = f'"torch=={torch_build.as_text(build.release)}.*" torchvision'
+    packages = f'"torch=={torch_build.version_text(build.release)}.*" torchvision'
     return f"{uninstall}pip install {packages} --index-url {torch_build.INDEX}/{build.tag}"
 
 

@@ -90,8 +90,8 @@ def what_to_install(facts: Facts, otherwise: str) -> str:
     )
     if build is None:
         low, high = (
-            torch_build.as_text(torch_build.OLDEST_TORCH),
-            torch_build.as_text(torch_build.NEWEST_TORCH),
+            torch_build.version_text(torch_build.OLDEST_TORCH),
+            torch_build.version_text(torch_build.NEWEST_TORCH),
         )
         return f"{otherwise}: no published build of torch {low} to {high} works with both."
     return f"Install {build}. Or: {otherwise[0].lower()}{otherwise[1:]}."

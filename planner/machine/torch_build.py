@@ -209,7 +209,7 @@ class Build:
     cuda: str
 
     def __str__(self) -> str:
-        return f"torch {as_text(self.release)} for CUDA {self.cuda} ({self.tag})"
+        return f"torch {version_text(self.release)} for CUDA {self.cuda} ({self.tag})"
 
     @property
     def tag(self) -> str:
@@ -228,7 +228,7 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def as_text(version: tuple[int, ...]) -> str:
+def version_text(version: tuple[int, ...]) -> str:
     """(2, 13) as "2.13"."""
     return ".".join(map(str, version))
 
@@ -265,8 +265,8 @@ def lacking_kernels(capability: tuple[int, int] | None) -> str | None:
     """What to say where the torch installed here has no kernels for a card; None where it has, or
     is of no CUDA or none that the table knows. Imports no torch."""
     version, cuda = installed_torch(), installed_build() or ""
-    known = {as_text(release): builds for release, builds in _BUILDS.items()}
-    arch_list = known.get(as_text(parse_version(version)[:2]), {}).get(cuda)
+    known = {version_text(release): builds for release, builds in _BUILDS.items()}
+    arch_list = known.get(version_text(parse_version(version)[:2]), {}).get(cuda)
     if capability is None or arch_list is None or has_code_for(capability, arch_list):
         return None
     build = fitting_build("", capability, version)

@@ -22,7 +22,7 @@ from planner.core.units import MIB
 from planner.machine.emulated.building import NVML_FOLDER, PARTS, architectures, built_libraries
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import CONTEXT_BYTES
-from planner.machine.torch_build import INDEX, as_text, fitting_build, has_code_for
+from planner.machine.torch_build import INDEX, fitting_build, has_code_for, version_text
 
 MAX_GPUS = 16  # of source/machine.h
 PAGE_BYTES = 2 * MIB  # in which the driver hands out memory: cuMemGetAllocationGranularity
@@ -138,13 +138,13 @@ def _stand_in(name: str, capability: tuple[int, int]) -> dict[str, object]:
     build = fitting_build("", capability, version("torch"))
     needs = "an older torch"
     if build is not None:
-        package = f'"torch=={as_text(build.release)}.*" --index-url {INDEX}/{build.tag}'
+        package = f'"torch=={version_text(build.release)}.*" --index-url {INDEX}/{build.tag}'
         needs = f"pip install --force-reinstall {package}"
     notice = (
-        f"the installed torch has no kernels for compute capability {as_text(capability)} of "
-        f"{name}: those for {as_text(other)} stand in. A real one needs {needs}"
+        f"the installed torch has no kernels for compute capability {version_text(capability)} of "
+        f"{name}: those for {version_text(other)} stand in. A real one needs {needs}"
     )
-    return {"capability": other, "name": f"{name} as {as_text(other)}", "notice": notice}
+    return {"capability": other, "name": f"{name} as {version_text(other)}", "notice": notice}
 
 
 def configuration_text(machine: EmulatedMachine, table: str) -> str:
