@@ -62,8 +62,8 @@ def _interrupts_are_heard() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _what_is_imported_stays() -> None:
-    """Every trace collects garbage first, and need not look through all modules and tests again:
-    over the collected suite that was a third of what the steps of native took."""
+    """Every recording collects garbage first. It need not look through all modules and tests
+    again: over the collected suite that was a third of what the steps of native took."""
     gc.collect()
     gc.freeze()
 
@@ -80,7 +80,7 @@ def _nothing_is_set_for_the_next() -> None:
 @pytest.fixture(autouse=True)
 def _python_evaluates_frames() -> Iterator[None]:
     """A compiled call of an earlier test may have left its evaluator in the interpreter, and then
-    callers hold their arguments: other lifetimes than those that traces and shapes agree on."""
+    callers hold their arguments: other lifetimes than those that recordings and shapes agree on."""
     with plain_calls():
         yield
 

@@ -34,7 +34,8 @@ from planner.throughput.result import Throughput, is_slower
 from planner.throughput.timeline import find_exchanges
 
 SMALLEST_BATCH = 8  # estimated where the batch is free, beside SAMPLE_BATCH
-FEW_PARTS = LEDGER_MICRO_BATCHES, LEDGER_MICRO_BATCHES + 1  # from which times of more follow
+# The numbers of micro-batches that are priced; the times of more are extrapolated from these.
+FEW_PARTS = LEDGER_MICRO_BATCHES, LEDGER_MICRO_BATCHES + 1
 MAX_COMPILED = 4  # steps that are compiled for one answer, each some minutes
 MAX_SECONDS = 900.0  # for all of them
 MAX_RANKINGS, MAX_RECORDED_RANKINGS = 20, 4  # of a table; what is recorded takes time

@@ -289,7 +289,7 @@ class Wish:
 
     @property
     def sample(self) -> Choice:
-        """The wish at a micro-batch that every lever takes: on it levers are tried."""
+        """The wish at a micro-batch at which every lever can run; levers are tried on it."""
         if "batch_size" in self.keep or (self.share is not None and not self.is_splittable):
             return Choice(self.plain)
         batch = min(self.plain.batch_size, SAMPLE_BATCH)

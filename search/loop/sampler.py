@@ -24,16 +24,18 @@ from search.loop.surrogate.process import Array, Mask, Values
 SAFE = 0.8  # the first probe must fit with this probability
 LIKELY = 0.5  # and one of the plain default with this
 CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of the device are known
-# And one where there is so little time: with four busy programs on two cores a step of Swin-T took
-# 8 to 14 s at batch 8, and its five steps all that was left of a minute (torch 2.13, 2026-11-25).
+# With less time than this the first probe has a batch of at most 2: with four busy programs on two
+# cores a step of Swin-T took 8 to 14 s at batch 8, and its five steps took all that was left of a
+# minute (torch 2.13, 2026-11-25).
 HASTY_SECONDS = 90.0
 FIRST_PROBE_SHARE = 0.15  # of the time left, that the first probe may be expected to take
 FEWEST = 3  # measured probes before it ends for want of gain: fewer cannot disagree with the prior
 LEAST_GAIN = 0.1  # of the tolerance, that those must promise
 INFEASIBLE = 1e-3  # a setting that fits with less than this probability is ruled out
-# What a longer first probe, or one that no gain makes due, must promise more of rate, in logs:
-# 20% more for one that takes six times as long. Of first probes chosen over a CPU's table and over
-# predictions for three GPUs little changes from 0.02 to 0.1.
+# The penalty on the log of the rate, per log of its seconds, of a first probe and of one that no
+# gain makes due: one that takes six times as long must promise a rate 20% higher. From 0.02 to 0.1
+# little changes in the first probes that are chosen over a CPU's table and over predictions for
+# three GPUs.
 FIRST_COST = 0.1
 # After so many failures and nothing measured, a setting that needs nothing of the machine.
 MAX_FAILURES = 2

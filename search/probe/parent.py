@@ -166,8 +166,8 @@ def _taken(device: str, used_before: int) -> int | None:
     return None
 
 
-# A rank that lost another reports that at once; the lost one's own end may be known later (a stack
-# to print, a core to write). So long it is waited for.
+# A rank reports at once that it lost another one. The end of the lost one may be known later: it
+# prints a stack, or writes a core. After such a report, wait this long for the cause.
 CAUSE_SECONDS = 5.0
 # So much is kept of the end of a worker's standard error.
 TAIL_BYTES = 16 * 1024

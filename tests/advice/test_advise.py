@@ -335,10 +335,11 @@ def test_a_lever_whose_step_would_be_recorded_is_named_and_no_recording_begins(
     assert "Not compared: optimizer=adamw-8bit, optimizer=adafactor, precision=fp8." in text
 
 
-def test_what_has_no_trace_is_named_and_nothing_is_called_the_fastest_beside_it(
+def test_what_has_no_step_is_named_and_nothing_is_called_the_fastest_beside_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It said "the fastest that fits", and that of another way once compiled traces were kept."""
+    """It said "the fastest that fits", and said that of another way once compiled recordings were
+    kept."""
     has_step = Table.has_step
     monkeypatch.setattr(
         Table, "has_step", lambda self, c: c.setting.compile == "off" and has_step(self, c)
@@ -400,7 +401,7 @@ def build():
 """
 
 
-def test_batch_norm_sees_another_micro_batch_and_every_lever_is_traced(
+def test_batch_norm_sees_another_micro_batch_and_every_lever_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It said "same result"; and it ended where an optimizer in backward was to accumulate."""

@@ -35,8 +35,8 @@ CLOSE, CLOSE_SD = 0.96, 0.2
 SURPRISE = 3.0
 MEMORY_SD = 0.005
 BROKEN = 0.1  # what runs with less than this probability is not probed
-# Before anything ran: without it a model that gives NaN however it is run took 272 probes, one of
-# each arm; with it 23, and what runs alone among many is found as soon.
+# The bound until a probe has run. Without one, a model that always gives NaN took 272 probes, one
+# of each arm. With it that took 23, and the only setting of many that runs is found as soon.
 SURELY_BROKEN = 1e-6
 OVER_BY = 0.5  # standard deviations, that what did not fit needs more than there was: a judgement
 NORMAL_95 = 1.96  # standard deviations to either side that hold 95% of a normal variable
@@ -136,8 +136,7 @@ class Posterior:
             if is_close and seconds - believed[-1] > CLOSE_SD:
                 self.near_limit.add(index)
         self.seconds.observe(index, seconds, spread, slowed)
-        num_bytes = record.used_bytes
-        if not num_bytes:
+        if not (num_bytes := record.used_bytes):
             return
         self.bytes.observe(index, log(num_bytes), MEMORY_SD)
         if self.budget_bytes is None or num_bytes <= self.budget_bytes:

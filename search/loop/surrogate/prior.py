@@ -80,18 +80,17 @@ def compilation_of(setting: TrainSetting) -> Compilation:
 
 
 def kernels_of(setting: TrainSetting, axes: Iterable[str]) -> tuple[Hashable, ...]:
-    """What settings share whose graphs have most kernels in common, in whatever compile mode;
-    settings differ in `axes` and the batch. An optimizer steps outside of the graph, but for
-    adamw-8bit."""
+    """A key that is equal for settings whose compiled graphs share most kernels, whatever the
+    compile mode. Settings differ in `axes` and the batch. An optimizer steps outside of the graph,
+    except adamw-8bit."""
     others = (axis for axis in axes if axis not in ("optimizer", "accumulate", "compile"))
     _, options, updates = compilation_of(setting)
-    batch = setting.batch_size
-    compiles = setting.compile != "off"
-    return (batch, compiles, options, updates, *(getattr(setting, axis) for axis in others))
+    shared = (getattr(setting, axis) for axis in others)
+    return (setting.batch_size, setting.compile != "off", options, updates, *shared)
 
 
 def graph_of(setting: TrainSetting, axes: Iterable[str]) -> tuple[Hashable, ...]:
-    """What settings share that compile the same graph."""
+    """A key that is equal for settings that compile the same graph."""
     return (setting.compile, *kernels_of(setting, axes))
 
 

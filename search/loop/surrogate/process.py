@@ -27,11 +27,11 @@ STRANGE_PRECISION, STRANGE_UNLIKELY = 0.5, 2.5
 # How many times as wide as stated the nugget may be, each as likely: a judgement. Where batches
 # ripple so, the search goes on for longer.
 RIPPLES = (1.0, 2.0, 3.0)
-# In logs, all assumed: by how much a probe is slower that heat or others slow, in the mean; how far
-# each may be off that; and how far all may be that others slow, or that heat does, which is alike
-# in about so many probes one after another.
-SLOWED, SLOWED_SD, CROWDED_SD = 0.1, {"": 0.0, "heat": 0.02, "others": 0.08}, 0.1
-HEAT_SD, HEAT_PROBES = 0.1, 15
+# How much slower a probe is that heat or other programs slow. Differences of logs, all assumed.
+SLOWED = 0.1  # the mean
+SLOWED_SD = {"": 0.0, "heat": 0.02, "others": 0.08}  # how far one probe is from the mean, by cause
+CROWDED_SD = 0.1  # how far all probes that other programs slow are from it together
+HEAT_SD, HEAT_PROBES = 0.1, 15  # the same of heat, which lasts for about so many probes in a row
 KNEE = 8.0  # the batch at which fixed and per-image cost are assumed equal
 
 
