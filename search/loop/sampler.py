@@ -22,36 +22,36 @@ from search.loop.surrogate.process import Array, Mask, Values
 
 # Judgements but where a source is named; tests/benchmarks/simulated_worlds.py shows what they do.
 SAFE = 0.8  # the first probe must fit with this probability
-LIKELY = 0.5  # and one of the plain default with this
+LIKELY = 0.5  # a probe of the plain default must fit with this probability
 CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of the device are known
 # With less time than this the first probe has a batch of at most 2: with four busy programs on two
 # cores a step of Swin-T took 8 to 14 s at batch 8, and its five steps took all that was left of a
 # minute (torch 2.13, 2026-11-25).
 HASTY_SECONDS = 90.0
-FIRST_PROBE_SHARE = 0.15  # of the time left, that the first probe may be expected to take
+FIRST_PROBE_SHARE = 0.15  # the share of the time left that the first probe may take
 FEWEST = 3  # measured probes before it ends for want of gain: fewer cannot disagree with the prior
-LEAST_GAIN = 0.1  # of the tolerance, that those must promise
+LEAST_GAIN = 0.1  # the share of the tolerance that these probes must promise
 INFEASIBLE = 1e-3  # a setting that fits with less than this probability is ruled out
 # The penalty on the log of the rate, per log of its seconds, of a first probe and of one that no
 # gain makes due: one that takes six times as long must promise a rate 20% higher. From 0.02 to 0.1
 # little changes in the first probes that are chosen over a CPU's table and over predictions for
 # three GPUs.
 FIRST_COST = 0.1
-# After so many failures and nothing measured, a setting that needs nothing of the machine.
+# After so many failures and no measurement, the next probe needs nothing that a machine may lack.
 MAX_FAILURES = 2
 # Of the time that there is, that a look may take: an eager probe of another precision, which may be
 # several times as fast. One of another attention may take that share of what the next probe leaves.
 LOOK_SHARE = 0.08
-MODE_SHARE = 0.4  # of the time given, that a probe may take that no gain makes due
+MODE_SHARE = 0.4  # the share of all time that a probe may take which no gain makes due
 GIVE_UP_SHARE = 0.7  # a probe that surely stays under this share of the best rate cannot win
 NEARLY = 0.8  # of the fastest eager rate: a precision that has it may win with another attention
 FAR_MORE = 2.0  # times the gain: what promises so much is probed while there is time for it
-# Times the best rate, that a value must promise to be tried once more. From 1.05 to 1.25 hot
+# Times the best rate: what a value must promise to be tried once more. From 1.05 to 1.25 hot
 # devices lost 13.5% in nine of ten, as a compile mode is tried twice that fails; at 1.5 they lose
 # 5.5% (27 devices of the world "heat", 2026-11-30).
 MUCH_BETTER = 1.5
 PLAIN_PROBES, PLAIN_KEPT = 4, 1.5  # of the plain default: at most so many, time for mostly one
-PLAIN_SHARE = 0.15  # of the time given, at most kept to measure what the gain is over
+PLAIN_SHARE = 0.15  # the share of all time that is kept at most to measure the plain default
 MEMORY_LEVERS, SURE_TO_FIT = ("checkpointing", "offload"), 0.99
 BRANCHES = ("compile", "attention", "checkpointing", "precision")  # that one probe may close
 

@@ -28,17 +28,18 @@ from search.probe.evidence import is_feasible, median_interval, slowed_by, usual
 # an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
 # sixteen settings, tests/truth/cpu_grid_2026-11-20.jsonl); of a GPU there are none yet.
 REPEAT_SD = 0.01
-# Of the budget: closer to it the allocator may give memory back and ask for it again, which slows a
-# step, so that a probe there says little of the others. Assumptions.
+# The share of the memory budget from which on the allocator may give memory back and ask for it
+# again. That slows a step, so that a probe there says little of the others. Assumptions.
 CLOSE, CLOSE_SD = 0.96, 0.2
-# What is slower than believed by more standard deviations of its noise has more noise: a judgement.
+# A probe that is slower than expected by more standard deviations than this has more noise than its
+# samples show: a judgement.
 SURPRISE = 3.0
 MEMORY_SD = 0.005
 BROKEN = 0.1  # what runs with less than this probability is not probed
 # The bound until a probe has run. Without one, a model that always gives NaN took 272 probes, one
 # of each arm. With it that took 23, and the only setting of many that runs is found as soon.
 SURELY_BROKEN = 1e-6
-OVER_BY = 0.5  # standard deviations, that what did not fit needs more than there was: a judgement
+OVER_BY = 0.5  # standard deviations by which a probe that ran out needs more: a judgement
 NORMAL_95 = 1.96  # standard deviations to either side that hold 95% of a normal variable
 LARGEST_LOG = 80.0  # e^80 is more than any rate or size, and is still a number
 _erf = np.frompyfunc(erf, 1, 1)
@@ -256,7 +257,7 @@ ARM = 0.03
 ALONE = 0.01
 MOST_CAUSES = 3  # that are looked for at once: each mode may be broken, and a precision
 SURE = 0.8  # so probable a cause explains its failures, and others are looked for: a judgement
-# What needs a part of torch, or of another package, that others do without.
+# The fields that need a part of torch, or of another package, which other settings do without.
 _NEEDY = ("offload", *COMPILED_FIELDS, "optimizer_in_backward", "offload_optimizer", "parallelism")
 _LEVERS = {field: TrainSetting.model_fields[field].default for field in _NEEDY}
 
@@ -279,7 +280,7 @@ def shared_parts(setting: TrainSetting) -> dict[str, float]:
 
 
 def _levers(setting: TrainSetting) -> list[str]:
-    """What else a setting needs that others do without."""
+    """The names of the levers of a setting that need something which others do without."""
     used = [lever for lever, plain in _LEVERS.items() if getattr(setting, lever) != plain]
     names = [f"{lever} {value_text(getattr(setting, lever))}" for lever in used]
     return [*names, "fp8"] if setting.precision == "fp8" else names
