@@ -41,6 +41,8 @@ MEASURE_SECONDS, FIRST_BATCH_SECONDS = 3.0, 120.0  # of each loader; of a first 
 DEEPER = 4  # batches that each worker prefetches, in place of torch's 2
 # The share of the processors' time from which on they bound loading; the rest waits for the queue.
 BUSY = 0.85
+# The share of a loader's bytes that came from the disk, and how many processors others kept busy.
+Beside = tuple[float | None, float]
 CROWDED = 0.1  # of the processors, taken by other programs: worth a note
 COLD = 0.05  # of the bytes read, from the disk: then it may bound loading
 
@@ -105,8 +107,7 @@ class _Walk:
     say: Say
     runs: list[LoaderRun] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    disk_share: float | None = None
-    others: float = 0.0  # processors that other programs kept busy
+    beside: dict[LoaderSetting, Beside] = field(default_factory=dict)
 
     @property
     def best(self) -> LoaderRun:
@@ -155,8 +156,8 @@ class _Walk:
             return None
 
     def measure(self, setting: LoaderSetting) -> float:
-        """The images/s of a loader; the mean, where it was measured before."""
-        run, self.disk_share, self.others = _measure(self.opened, setting)
+        """The images/s of a loader now. `runs` keeps the mean with those measured before."""
+        run, self.beside[setting] = _measure(self.opened, setting)
         for number, other in enumerate(self.runs):
             if other.setting == setting:
                 mean = (run.images_per_second + other.images_per_second) / 2
@@ -170,16 +171,17 @@ class _Walk:
     def result(self, data: Data, image_size: tuple[int, int]) -> DataResult:
         best, processors = self.best, read_host().cpus
         bound = self.bound(best, processors)
+        disk_share, others = self.beside[best.setting]
         if bound == "disk":
             self.notes.append(
-                f"{self.disk_share:.0%} of the bytes came from the disk while processors were "
+                f"{disk_share:.0%} of the bytes came from the disk while processors were "
                 "idle: a faster disk, or the data in memory, loads faster."
             )
-        elif self.disk_share is not None and self.disk_share < COLD and data.folder is not None:
+        elif disk_share is not None and disk_share < COLD and data.folder is not None:
             self.notes.append("The files lay in the page cache: a first epoch may be slower.")
-        if self.others > CROWDED * processors:
+        if others > CROWDED * processors:
             self.notes.append(
-                f"Other programs kept {self.others:.1f} of {processors:g} processors busy: alone "
+                f"Other programs kept {others:.1f} of {processors:g} processors busy: alone "
                 "it loads faster."
             )
         if len(self.runs) > 1 and not self.has_time():
@@ -188,7 +190,7 @@ class _Walk:
             location=data.location, num_items=data.num_items or _length(self.opened.dataset),
             num_classes=data.num_classes, image_size=image_size, processors=processors,
             setting=best.setting, images_per_second=best.images_per_second, bound=bound,
-            runs=tuple(self.runs), disk_share=self.disk_share,
+            runs=tuple(self.runs), disk_share=disk_share,
             versions=versions(), date=datetime.now(UTC).isoformat(timespec="seconds"),
             notes=tuple(self.notes),
         )  # fmt: skip
@@ -196,17 +198,18 @@ class _Walk:
     def bound(self, best: LoaderRun, processors: float) -> LoaderBound:
         """What bounds the loader, so that no further worker would help. Without workers all is the
         work of one process."""
-        usable = min(processors - self.others, max(1, best.setting.workers))
+        disk_share, others = self.beside[best.setting]
+        usable = min(processors - others, max(1, best.setting.workers))
         if best.images_per_second * best.cpu_seconds >= BUSY * usable:
             return "processors" if best.setting.workers else "main process"
-        return "disk" if (self.disk_share or 0) >= COLD else "main process"
+        return "disk" if (disk_share or 0) >= COLD else "main process"
 
 
 def _length(dataset: Any) -> int | None:
     return len(dataset) if hasattr(dataset, "__len__") else None
 
 
-def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, float | None, float]:
+def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, Beside]:
     """A loader in its steady state, the share of its bytes that came from the disk, and how many
     processors other programs kept busy meanwhile.
 
@@ -235,17 +238,15 @@ def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, float
         own, read, missed = (now - then for now, then in zip(_used(pids), before, strict=True))
         others = max(0.0, busy_seconds() - busy_before - own) / seconds
         run = LoaderRun(
-            setting=setting,
-            images_per_second=images / seconds,
-            cpu_seconds=own / images,
+            setting=setting, images_per_second=images / seconds, cpu_seconds=own / images,
             first_batch_seconds=first,
-        )
+        )  # fmt: skip
     except RuntimeError as error:
         raise _worker_died(error) from error
     finally:
         del batches
         gc.collect()  # ends the workers
-    return run, missed / read if read > 0 else None, others
+    return run, (missed / read if read > 0 else None, others)
 
 
 def _batches(opened: OpenData, setting: LoaderSetting) -> Iterator[Any]:

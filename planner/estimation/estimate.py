@@ -261,7 +261,7 @@ def estimate_ledger(
     if not isinstance(config, SwinConfig):
         convolutions, kernels = convolution_workspace(ledger), fused_attention(ledger)
     capability = gpu.capability if gpu else None
-    basis = _basis(config, setting, ledger, outside)
+    basis = _basis(setting, ledger, outside)
     low, high = _range(config, setting, basis, live, (reserved, plain.peak_reserved_bytes), ledger)
     if rates is None and gpu is not None:
         rates = rates_for(gpu, config)
@@ -324,7 +324,7 @@ def _torch_notes(gpu: Gpu | None) -> Iterator[str]:
         yield f"a torch that runs on this card: {reason}"
 
 
-def _basis(config: Model, setting: TrainSetting, ledger: Ledger, outside: Overheads) -> Basis:
+def _basis(setting: TrainSetting, ledger: Ledger, outside: Overheads) -> Basis:
     if setting.compile != "off":
         return compiled_basis(setting, ledger)
     return Basis(1 - outside.reserved_error, 1 + outside.reserved_error)

@@ -426,9 +426,9 @@ def plain_loaders(options: argparse.Namespace) -> tuple[Any, Any]:
     """Loaders for the loop of another trainer: of one pass over the shuffled training pictures, and
     of the validation pictures, or None."""
     data, collate = load_dataset(options.data, train=True)
-    held_out, _ = load_dataset(options.data, train=False)
     common = {**loader_options(options), "collate_fn": collate}
     loader = DataLoader(data, SETTING.batch_size, shuffle=True, drop_last=True, **common)
+    held_out, common["collate_fn"] = load_dataset(options.data, train=False)
     validation = DataLoader(held_out, SETTING.validation_batch, **common) if held_out else None
     return loader, validation
 

@@ -42,9 +42,9 @@ RELEASE_SECONDS = 3.0
 class ProbeEvent:
     """A phase that a probe has reached, `elapsed_seconds` after its start.
 
-    `phase` is start, import, device, build, compile, forward, backward, optimizer, warm-up,
-    measure, check or end. While steps are timed, `num_steps` of them took `step_seconds` each (the
-    median).
+    `phase` is start, import, device, join, build, compile, forward, backward, optimizer,
+    zero_grad, warm-up, measure, check or end. While steps are timed, `num_steps` of them took
+    `step_seconds` each (the median).
     """
 
     phase: str

@@ -218,7 +218,9 @@ def _gpu(entry: Mapping[str, Any], data: Mapping[str, Mapping[str, Any]]) -> Gpu
     sources = dict.fromkeys(_FIGURES, data["documents"][document])
     for name in ("tf32_flops", "bf16_flops", "fp16_flops"):
         sources[name] += data["tensor_notes"].get(document, "")
-    link = data["links"][entry.get("link", document)]
+    if (name := entry.get("link", document)) not in data["links"]:
+        raise ValueError(f"'links' of gpus.json has no {name!r}: add it, or name its 'link'")
+    link = data["links"][name]
     sources["link_bandwidth"] = link["source"]
     sources["memory_bytes"] = _memory_source(entry["memory_gib"], entry["memory_from"])
     capability = entry["capability"]
@@ -286,9 +288,7 @@ def _nearest_names(text: str, count: int = 3) -> list[str]:
         parts = gpu.name.split("-")
         heads = ["".join(parts[:end]) for end in range(1, len(parts) + 1)]
         score = max(difflib.SequenceMatcher(None, joined, head).ratio() for head in heads)
-        numbers = [
-            sorted(word) for word in _split_name(gpu.name) if len(word) > 2
-        ]  # 3900 is a 3090
+        numbers = [sorted(word) for word in _split_name(gpu.name) if len(word) > 2]
         has_number = sorted(number) in numbers  # 3900 is a 3090
         scored.append((has_number, score, gpu.name))
     near = [row for row in scored if row[0]] or [row for row in scored if row[1] >= 0.6]
