@@ -124,13 +124,9 @@ CHECKPOINTINGS = (
 # Compile modes that replay CUDA graphs (torch/_inductor/__init__.py, list_mode_options).
 GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
 IMPLEMENTATIONS = ("-foreach", "-fused", "-forloop")
-# Families of optimizers with their classes: torch.optim's, except Lion, which is timm's.
-OPTIMIZER_CLASSES = {
-    "adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adafactor": "Adafactor", "lion": "Lion",
-    "rmsprop": "RMSprop", "nadam": "NAdam", "radam": "RAdam",
-}  # fmt: skip
+# Families of optimizers: torch.optim's, except Lion, which is timm's.
+OPTIMIZER_FAMILIES = ("adamw", "adam", "sgd", "adafactor", "lion", "rmsprop", "nadam", "radam")
 OWN_OPTIMIZER = "own"  # the optimizer that a task makes
-OPTIMIZER_FAMILIES = tuple(OPTIMIZER_CLASSES)
 OPTIMIZERS = "adamw, adam, sgd, …, also with -foreach, -fused or -forloop after it."
 FUSED_FAMILIES = ("adamw", "adam", "sgd")  # that torch 2.13 has a fused implementation of
 # What the switches of a setting stand for, from microsoft/Swin-Transformer @f82860b, config.py:
