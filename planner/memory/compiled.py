@@ -32,11 +32,11 @@ class Basis:
 
 
 # On an emulated GPU both peaks are torch's own to the byte; with CUDA graphs reserved bytes lay 0.3
-# to 5.6% over (torch 2.14, Swin-T and ViT-Ti, 2026-11-30, tests/recording/test_replay.py). A device
-# has not judged it: of graphs that were traced and not compiled, reserved bytes lay between 0.2%
-# under and 7.3% over those of an H200 (torch 2.11, eleven measurements of native Swin-T, bf16,
-# batches of 64 to 768, 2026-11-26, tests/truth/h200). The range is two to three times that
-# (inferred).
+# to 5.6% over (torch 2.14, Swin-T twice, ViT-Ti and ViT-B/32, 2026-11-30; the last is in
+# tests/recording/test_replay.py). A device has not judged it: of graphs that were traced and not
+# compiled, reserved bytes lay between 0.2% under and 7.3% over those of an H200 (torch 2.11, eleven
+# measurements of native Swin-T, bf16, batches of 64 to 768, 2026-11-26, tests/truth/h200). The
+# range is two to three times that (inferred).
 RECORDED_BASIS = Basis(
     0.85,
     1.2,

@@ -37,8 +37,9 @@ MAX_LOST = 2  # probes in a row on a device that does not answer: once may be a 
 MAX_TRIES = 2  # of one setting in one run, where others took its memory
 LEAST_PROBE_SECONDS = 1.0  # the shortest deadline, so that a probe can still end in order
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between looks at what other tuners probe
-# A probe that takes longer than this, its steps and five times the guess of compiling hangs:
-# imports and building took under a minute on the slowest machine seen, timing takes at most one.
+# A probe hangs if it takes longer than this, twice its steps (at most an hour of them) and five
+# times the guess of compiling. The factors are judgements. Imports and building took under a minute
+# on the slowest machine seen, and timing takes at most one.
 PROBE_START_SECONDS = 180.0
 STEPS_TO_WAIT = 8  # two of warm-up, three timed, and some for a guess that is too low
 
@@ -264,8 +265,8 @@ class Search:
         return Pick(suggested, "search" if self.records else "calibrate")  # it was enqueued
 
     def _deadline(self, choice: Pick) -> tuple[float, bool]:
-        """The seconds that a probe may take, and whether the budget sets them; else, by the prior's
-        guesses, a probe that takes longer hangs."""
+        """The seconds that a probe may take, and whether the budget sets that limit. If it does
+        not, the limit is the longest time that the prior gives a probe which does not hang."""
         by_mode, rate = self.prior.compile_seconds, choice.expected_rate
         compiling = 5 * compilation_of(choice.candidate.setting).guess(by_mode)
         stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0

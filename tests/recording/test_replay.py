@@ -122,7 +122,7 @@ def test_kernels_of_each_capability(recorder: RecordingServer, name: str, card: 
 @pytest.mark.timeout(900)
 def test_a_compiled_model_of_the_list(recorder: RecordingServer) -> None:
     """One of tests/truth/models/compiled.yaml; tests/truth holds another to what is kept of it.
-    Graphs request from a pool what library kernels write too: torch reserved 4.3% less (ViT-Ti)."""
+    Graphs request from a pool what library kernels write too: 1.7% over torch's (2.14)."""
     model = resolve_model("torchvision:vit_b_32")
     setting = TrainSetting(batch_size=16, precision="bf16", compile="default")
     ledger = assert_replays(recorder, model, setting)
@@ -130,7 +130,7 @@ def test_a_compiled_model_of_the_list(recorder: RecordingServer) -> None:
     assert [name for name in names if name.endswith("addmm")] == ["extern_kernels.addmm"]
     graphed = resolve(model, setting.model_copy(update={"compile": "reduce-overhead"}))
     found = profile_memory(pool_graph_memory(ledger), 0, None).peak_reserved_bytes
-    assert found == pytest.approx(torch_peaks(recorder, *graphed)[1], rel=0.06)
+    assert 1 <= found / torch_peaks(recorder, *graphed)[1] < 1.03
 
 
 @pytest.mark.compiler
