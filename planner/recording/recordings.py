@@ -252,9 +252,8 @@ def step_of(model: Model, setting: ResolvedSetting, gpu: Gpu | None) -> Recorded
         changes["compile"] = "default"
     else:
         setting = ResolvedSetting(setting.uncompiled())
-    is_known = gpu is not None and gpu.capability is not None and gpu.num_sms is not None
     default = FP8_CARD if setting.precision == "fp8" else DEFAULT_CARD
-    card = gpu if gpu is not None and is_known else find_gpu(default)
+    card = gpu if gpu is not None and gpu.capability is not None else find_gpu(default)
     kind = card.capability, card.num_sms, card.threads_per_sm
     return RecordedStep(model, setting.model_copy(update=changes), kind, card)
 

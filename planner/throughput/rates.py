@@ -148,15 +148,13 @@ MAX_UNCERTAINTY = 0.90  # the slowest is a tenth as fast as predicted
 
 
 def memory_kind(gpu: Gpu) -> str:
-    """GDDR or HBM. An unknown memory counts as HBM, of which kernels reach a smaller share."""
+    """GDDR or HBM, of which kernels reach a smaller share."""
     return "GDDR" if gpu.memory_type.startswith("GDDR") else "HBM"
 
 
 def clocks_per_second(gpu: Gpu) -> float | None:
     """Clocks per second, summed over all multiprocessors; None where the card's are unknown."""
-    if gpu.num_sms is None or gpu.boost_mhz is None:
-        return None
-    return gpu.num_sms * gpu.boost_mhz * 1e6
+    return None if gpu.boost_mhz is None else gpu.num_sms * gpu.boost_mhz * 1e6
 
 
 def bandwidth_share(gpu: Gpu) -> float:
@@ -464,7 +462,7 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
         num_sms=gpu.num_sms,
         grouped_share=GROUPED_SHARE[grouped],
         grouped_power=GROUPED_POWER[grouped],
-        link_bandwidth=(gpu.link_bandwidth or ASSUMED_LINK) * LINK_SHARE,
+        link_bandwidth=gpu.link_bandwidth * LINK_SHARE,
         attention_flops=(
             window_attention_flops(gpu, max(model.windows) ** 2)
             if isinstance(model, SwinConfig)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from planner.core.schema import TrainSetting
 from planner.core.schema.setting import Group
 from planner.ledger.ledger import Exchanged, Ledger, Sent
-from planner.machine.hardware.fabric import Fabric, bus_factor, find_fabric, has_usual_link
+from planner.machine.hardware.fabric import Fabric, bus_factor, find_fabric
 from planner.machine.hardware.gpu import Gpu
 from planner.throughput.result import HOST, HOST_WAIT
 
@@ -51,7 +51,7 @@ def find_exchanges(
     events = ledger.exchanges()
     if not events:
         return None
-    if link is None and gpu is not None and not has_usual_link(gpu):
+    if link is None and gpu is not None and gpu.joined_by is None:
         return None
     return Exchanges(events, find_fabric(gpu, setting.nodes, link, setting.devices_per_node))
 

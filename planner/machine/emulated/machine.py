@@ -103,9 +103,9 @@ def emulated_gpu(gpu: str | Gpu, **changes: object) -> EmulatedGpu:
     has no kernels for it, those for another capability stand in, and its name says so. Raises
     UsageError for an unknown GPU, UnsupportedError for one that CUDA does not drive."""
     card = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    if card.capability is None or card.num_sms is None:
+    if card.capability is None:
         raise UnsupportedError(
-            f"{card.title} cannot be emulated: only NVIDIA's GPUs of a known capability can.",
+            f"{card.title} cannot be emulated: only NVIDIA's GPUs can.",
             "List GPUs with 'planner gpus'.",
         )
     values: dict[str, object] = {

@@ -226,20 +226,6 @@ def names_of(links: Iterable[Link]) -> str:
 
 
 ASSUMED_NETWORK = "100gbe-rdma"
-# By the beginning of a GPU's name. GeForce cards reach each other through the host: NVIDIA's driver
-# grants them no P2P over PCIe (pull request 22 of tinygrad/open-gpu-kernel-modules).
-_USUAL = (
-    (r"v100-sxm", "nvlink-v100"),
-    (r"a100-sxm", "nvlink-a100"),
-    (r"h[12]00-sxm", "nvlink-h100"),
-    (r"b200", "nvlink-b200"),
-    (r"mi3[02]", "xgmi-mi300x"),
-    (r"rtx-50[5-9]0", "no-p2p-pcie5"),
-    (r"rtx-[234]0[5-9]0|titan-rtx", "no-p2p"),
-)
-# Several of these are joined in ways of which no figures were found.
-_UNKNOWN = r"gh200|mi2"
-_PCIE = ((48e9, "pcie5"), (24e9, "pcie4"), (0.0, "pcie3"))
 _CARDS = re.compile(r"([1-9]\d?)x(.+)")
 
 
@@ -337,24 +323,15 @@ def find_fabric(gpu: Gpu | None, nodes: int, text: str | None = None, of_node: i
     return Fabric(within, between, cards, tuple(assumed))
 
 
-def has_usual_link(gpu: Gpu) -> bool:
-    """Whether it is known what joins several of them."""
-    return not re.match(_UNKNOWN, gpu.name)
-
-
 def usual_link(gpu: Gpu | None) -> Link:
     """What joins several of `gpu` in a machine as most are sold. Raises UsageError."""
-    if gpu is None or not has_usual_link(gpu):
-        what = "no GPU was named" if gpu is None else f"{gpu.title} has no usual one"
-        within = names_of(link for link in all_links() if link.hop != "network")
-        raise UsageError(
-            f"the link between GPUs is not known: {what}.", f"Name it with --link: {within}."
-        )
-    for pattern, name in _USUAL:
-        if re.match(pattern, gpu.name):
-            return find_link(name)
-    host = gpu.link_bandwidth or 0.0
-    return find_link(next(name for least, name in _PCIE if host >= least))
+    if gpu is not None and gpu.joined_by is not None:
+        return find_link(gpu.joined_by)
+    what = "no GPU was named" if gpu is None else f"{gpu.title} has no usual one"
+    within = names_of(link for link in all_links() if link.hop != "network")
+    raise UsageError(
+        f"the link between GPUs is not known: {what}.", f"Name it with --link: {within}."
+    )
 
 
 def _counted(text: str) -> tuple[int, Link]:

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import TypeAdapter
 
 from planner.core.errors import UnsupportedError, UsageError, alternatives, shorten
 from planner.core.units import GIB
@@ -22,8 +24,8 @@ from planner.core.units import GIB
 if TYPE_CHECKING:
     from planner.core.schema import DeviceInfo
 
-# PCIe 4.0 x16, bytes/s one way (16 GT/s, 128 bits of 130 are data): taken where a device's link to
-# the host is not known.
+# PCIe 4.0 x16, bytes/s one way (16 GT/s, 128 bits of 130 are data): taken of a device that is not
+# in the catalogue.
 ASSUMED_LINK = 31.5e9
 
 
@@ -36,13 +38,14 @@ class Gpu:
     such unit. `sources` maps a field to where its figure comes from. `capability` is CUDA's, None
     where the device is not NVIDIA's. `device_names` are what its driver calls it. `fp32_flops` is
     that of a matmul at full precision (on AMD the matrix units'). `memory_type` is "HBM2e",
-    "GDDR6X" and the like, "" where it is not known. `link_bandwidth` is that to the host, one way;
-    None where it is not known.
+    "GDDR6X" and the like. `link_bandwidth` is that to the host, one way. `joined_by` names the link
+    of `links.json` between several of them in a machine, as most are sold; None where no figures
+    were found of it. `boost_mhz` is None where no clock is published.
     """
 
     name: str
     title: str
-    vendor: str
+    vendor: Literal["NVIDIA", "AMD"]
     architecture: str
     capability: tuple[int, int] | None
     memory_bytes: int
@@ -51,12 +54,13 @@ class Gpu:
     tf32_flops: float | None
     bf16_flops: float | None
     fp16_flops: float | None
-    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
-    device_names: tuple[str, ...] = ()
-    num_sms: int | None = None
-    boost_mhz: int | None = None
-    memory_type: str = ""
-    link_bandwidth: float | None = None
+    sources: Mapping[str, str] = field(hash=False)
+    device_names: tuple[str, ...]
+    num_sms: int
+    boost_mhz: int | None
+    memory_type: str
+    link_bandwidth: float
+    joined_by: str | None
 
     @property
     def threads_per_sm(self) -> int:
@@ -166,7 +170,8 @@ _MEMORY_TOLERANCE = 0.12
 def all_gpus() -> tuple[Gpu, ...]:
     """Every GPU of the catalogue, oldest architecture first."""
     data = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))
-    return tuple(_gpu(entry, data) for entry in data["gpus"])
+    entries = [_in_our_units(entry, data) for entry in data["gpus"]]
+    return TypeAdapter(tuple[Gpu, ...]).validate_python(entries)
 
 
 def find_gpu(text: str) -> Gpu:
@@ -213,40 +218,31 @@ def recognise_gpu(device_name: str, total_bytes: int | None = None) -> Gpu | Non
     return matches[0] if len(matches) == 1 else None
 
 
-def _gpu(entry: Mapping[str, Any], data: Mapping[str, Mapping[str, Any]]) -> Gpu:
+def _in_our_units(
+    entry: Mapping[str, Any], data: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The fields of a `Gpu`, of its line in `gpus.json` and what that names there."""
     document = entry["document"]
+    if (name := entry.get("host_link", document)) not in data["host_links"]:
+        raise ValueError(f"'host_links' of gpus.json lacks {name!r}: add it, or name a 'host_link'")
+    link = data["host_links"][name]
     sources = dict.fromkeys(_FIGURES, data["documents"][document])
-    for name in ("tf32_flops", "bf16_flops", "fp16_flops"):
-        sources[name] += data["tensor_notes"].get(document, "")
-    if (name := entry.get("link", document)) not in data["links"]:
-        raise ValueError(f"'links' of gpus.json has no {name!r}: add it, or name its 'link'")
-    link = data["links"][name]
+    rates = {}
+    for name in ("fp32", "tf32", "bf16", "fp16"):
+        tflops = entry[f"{name}_tflops"]
+        rates[f"{name}_flops"] = None if tflops is None else tflops * 1e12
+        if name != "fp32":
+            sources[f"{name}_flops"] += data["tensor_notes"].get(document, "")
     sources["link_bandwidth"] = link["source"]
     sources["memory_bytes"] = _memory_source(entry["memory_gib"], entry["memory_from"])
-    capability = entry["capability"]
-    return Gpu(
-        name=entry["name"],
-        title=entry["title"],
-        vendor=entry["vendor"],
-        architecture=entry["architecture"],
-        capability=(capability[0], capability[1]) if capability else None,
-        memory_bytes=int(entry["memory_gib"] * GIB),
-        bandwidth=entry["bandwidth_gb_s"] * 1e9,
-        fp32_flops=entry["fp32_tflops"] * 1e12,
-        tf32_flops=_rate(entry["tf32_tflops"]),
-        bf16_flops=_rate(entry["bf16_tflops"]),
-        fp16_flops=_rate(entry["fp16_tflops"]),
-        sources={**sources, **entry.get("sources", {})},
-        device_names=tuple(entry["device_names"]),
-        num_sms=entry["num_sms"],
-        boost_mhz=entry["boost_mhz"],
-        memory_type=entry["memory_type"],
-        link_bandwidth=link["gb_s"] * 1e9,
-    )
-
-
-def _rate(tflops: float | None) -> float | None:
-    return None if tflops is None else tflops * 1e12
+    return {
+        **entry,
+        **rates,
+        "memory_bytes": int(entry["memory_gib"] * GIB),
+        "bandwidth": entry["bandwidth_gb_s"] * 1e9,
+        "link_bandwidth": link["gb_s"] * 1e9,
+        "sources": {**sources, **entry.get("sources", {})},
+    }
 
 
 def _memory_source(gib: float, origin: str) -> str:

@@ -81,7 +81,7 @@ def overheads_for(
     """The overheads of `gpu` in an environment: those measured on its architecture, else assumed
     ones. `is_known`: the step is of a kind that `was_emulated`."""
     workspace = _workspace_bytes(gpu, environment)
-    of_device = [*_workspace_basis(gpu, workspace, environment), *_processors_basis(gpu)]
+    of_device = _workspace_basis(gpu, workspace, environment)
     reserved_error, of_reserved = _assumed_error(gpu, is_known)
     measured = measured_overheads().get(gpu.architecture) if gpu is not None else None
     if measured is not None:
@@ -98,7 +98,11 @@ def overheads_for(
             f"reserved memory within {reserved_error:.0%}: {of_reserved}",
         ]
     if gpu is None:
-        basis.insert(0, "an NVIDIA GPU older than Hopper, since no GPU was named")
+        basis.insert(
+            0,
+            "an NVIDIA GPU older than Hopper, and the scratch of reductions as on an A100 "
+            f"({ASSUMED_PROCESSORS.num_sms} multiprocessors), since no GPU was named",
+        )
     return Overheads(
         workspace_bytes=workspace,
         num_workspaces=num_workspaces(),
@@ -135,21 +139,8 @@ def processors_of(gpu: Gpu | None) -> Processors:
     """The processors that decide the scratch of kernels: a GPU's own, or the assumed ones."""
     if gpu is None:
         return ASSUMED_PROCESSORS
-    return Processors(
-        gpu.num_sms or ASSUMED_PROCESSORS.num_sms,
-        gpu.threads_per_sm,
-        gpu.capability or ASSUMED_PROCESSORS.capability,
-    )
-
-
-def _processors_basis(gpu: Gpu | None) -> list[str]:
-    if gpu is not None and gpu.num_sms:
-        return []
-    why = "no GPU was named" if gpu is None else "this GPU's number is not known"
-    return [
-        f"the scratch of reductions as on an A100 ({ASSUMED_PROCESSORS.num_sms} multiprocessors), "
-        f"since {why}"
-    ]
+    capability = gpu.capability or ASSUMED_PROCESSORS.capability
+    return Processors(gpu.num_sms, gpu.threads_per_sm, capability)
 
 
 @cache
