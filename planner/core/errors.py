@@ -7,6 +7,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,31 @@ class ContractError(PlannerError):
 
 class UnsupportedError(PlannerError):
     """The request is understood, but the model, the library or the device cannot do it."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why something cannot be done: the law, the value that breaks it, the way out. `fields` are
+    those that it is about or between; `change` is what to set instead, as --set takes it, if that
+    is enough."""
+
+    law: str
+    value: str = ""
+    way_out: str = ""
+    fields: tuple[str, ...] = ()
+    change: str = ""
+
+    @property
+    def message(self) -> str:
+        return f"{self.law}: {self.value}" if self.value else self.law
+
+
+def refuse_faults(faults: Iterable[Fault]) -> None:
+    """Raises UnsupportedError with all faults and their ways out, where there are any."""
+    if faults := tuple(faults):
+        ways_out = dict.fromkeys(fault.way_out for fault in faults)
+        laws = (f"{fault.message}." for fault in faults)
+        raise UnsupportedError("\n".join(laws), "\n".join(ways_out))
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str], way_out: str = "") -> UsageError:

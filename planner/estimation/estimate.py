@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from planner.core.errors import refuse_faults
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.model import FactoryModel, unit_of
 from planner.core.schema.setting import OWN_OPTIMIZER
@@ -23,8 +24,7 @@ from planner.estimation.arguments import (
 )
 from planner.estimation.ledgers import FusedAttention, fused_attention, left_out, step_ledger
 from planner.ledger.ledger import CATEGORIES, IN_BACKWARD, Ledger
-from planner.libraries.limits import attention_limit, setting_limit
-from planner.libraries.names import find_library
+from planner.libraries.names import faults_of, find_library
 from planner.machine.hardware.gpu import Gpu, check_precision, peak_flops
 from planner.machine.hardware.overheads import (
     CommunicatorBytes,
@@ -213,9 +213,7 @@ def resolve(model: Model, setting: TrainSetting) -> tuple[Model, ResolvedSetting
     Raises UsageError and UnsupportedError.
     """
     if not isinstance(model, SwinConfig):
-        fault = setting_limit(setting) or attention_limit(model, setting)
-        if fault is not None:
-            raise fault.error()
+        refuse_faults(faults_of(model, setting))
         return model, ResolvedSetting(setting.with_recipe(of_swin=False))
     return model, find_library(model.library).resolve(model, setting)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import (
+    Fault,
     PlannerError,
     UnsupportedError,
     UsageError,
@@ -26,11 +27,12 @@ from planner.core.errors import (
     unknown_name,
 )
 from planner.core.files import MAX_MODEL_BYTES, parse_json, parse_yaml, read_text
-from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, parse
+from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting, parse
 from planner.core.schema.setting import Attention
 from planner.core.terminal import shows_seconds
 from planner.ledger import cache as ledger_cache
 from planner.ledger.cache import name_key
+from planner.libraries.limits import module_faults
 from planner.libraries.microsoft.spec import SPEC as MICROSOFT
 from planner.libraries.microsoft.spec import is_authors_file, read_authors_file
 from planner.libraries.native.spec import SPEC as NATIVE
@@ -52,6 +54,13 @@ def find_library(name: str) -> LibrarySpec:
     if name not in SPECS:
         raise unknown_name("library", name, SPECS, f"Libraries: {', '.join(SPECS)}.")
     return SPECS[name]
+
+
+def faults_of(model: Model, setting: TrainSetting) -> list[Fault]:
+    """Why `setting` cannot run with `model`, as far as is known before the model is built."""
+    if isinstance(model, SwinConfig):
+        return find_library(model.library).setting_faults(model, setting)
+    return module_faults(model, setting)
 
 
 # Models that an installed library builds by name and that are no Swins of ours.

@@ -17,9 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from planner.core.errors import PlannerError, UnsupportedError, alternatives
+from planner.core.errors import Fault, PlannerError, UnsupportedError, alternatives, refuse_faults
 from planner.core.schema import Library, ResolvedSetting, SwinConfig, TrainSetting
-from planner.libraries.limits import SettingFault, block_limit, swin_limit
+from planner.libraries.limits import block_limit, swin_limit
 from planner.libraries.maps import Trainable
 
 if TYPE_CHECKING:
@@ -200,17 +200,12 @@ class LibrarySpec:
         of the configuration, or, if it has none, of the setting."""
         self.check(config)
         setting.check_optimizer()
-        faults = self.setting_faults(config, setting)
-        if faults:
-            raise UnsupportedError(
-                "\n".join(f"{fault.message}." for fault in faults),
-                "\n".join(dict.fromkeys(fault.way_out for fault in faults)),
-            )
+        refuse_faults(self.setting_faults(config, setting))
         attention = self._attention(config, setting)
         with_recipe = setting.with_recipe(of_swin=True)
         return ResolvedSetting(with_recipe.model_copy(update={"attention": attention}))
 
-    def setting_faults(self, config: SwinConfig, setting: TrainSetting) -> list[SettingFault]:
+    def setting_faults(self, config: SwinConfig, setting: TrainSetting) -> list[Fault]:
         """Why this library cannot run `setting` with `config`."""
         swin = f"{self.name}'s Swin version {config.version}"
         faults = [
@@ -286,16 +281,16 @@ class LibrarySpec:
 
     def _trainable_faults(
         self, config: SwinConfig, setting: TrainSetting, swin: str
-    ) -> Iterator[SettingFault]:
+    ) -> Iterator[Fault]:
         if setting.frozen_stages > config.num_stages:
-            yield SettingFault(
+            yield Fault(
                 f"the model has {config.num_stages} stages",
                 f"frozen_stages is {setting.frozen_stages}",
                 f"Freeze at most {config.num_stages}, which leaves the classifier to train.",
             )
         if setting.lora_rank and config.version == 2:
             # A function computes queries, keys and values, beside the layer that holds the weight.
-            yield SettingFault(
+            yield Fault(
                 f"{swin} has an attention that does not call its linear layers, so adapters would "
                 "not run",
                 f"lora_rank is {setting.lora_rank}",
@@ -303,7 +298,7 @@ class LibrarySpec:
             )
         field = "frozen_stages" if setting.frozen_stages else "lora_rank"
         if setting.checkpointing in self.reentrant and getattr(setting, field):
-            yield SettingFault(
+            yield Fault(
                 f"{swin} checkpoints {setting.checkpointing} with PyTorch's reentrant kind, "
                 "which computes no gradients where its input needs none",
                 f"{field} is {getattr(setting, field)}",
@@ -312,30 +307,28 @@ class LibrarySpec:
 
     def _attention_faults(
         self, config: SwinConfig, setting: TrainSetting, swin: str
-    ) -> Iterator[SettingFault]:
+    ) -> Iterator[Fault]:
         supported = self.attentions(config)
         if setting.attention != "library" and setting.attention not in supported:
-            yield SettingFault(
+            yield Fault(
                 f"{swin} has only {alternatives(supported)} attention",
                 f"attention is {setting.attention}",
                 f"Choose --attention {alternatives(supported)}, or native, which has both.",
-                field="attention",
-                instead=supported[0],
+                change=f"attention={supported[0]}",
             )
 
     def _checkpointing_faults(
         self, config: SwinConfig, setting: TrainSetting, swin: str
-    ) -> Iterator[SettingFault]:
+    ) -> Iterator[Fault]:
         block_fault = block_limit(swin, sum(config.depths), setting)
         if block_fault is not None:
             yield block_fault
         if max(setting.checkpointed_stages or (0,)) >= config.num_stages:
-            yield SettingFault(
+            yield Fault(
                 f"the model has {config.num_stages} stages, counted from 0",
                 f"checkpointing is {setting.checkpointing}",
                 "Name stages that exist, or all of them with --checkpointing stages.",
-                field="checkpointing",
-                instead="stages",
+                change="checkpointing=stages",
             )
 
 

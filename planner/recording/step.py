@@ -31,7 +31,6 @@ from planner.core.schema.setting import DEEPSPEED, SHARDED
 from planner.ledger.cache import encode
 from planner.ledger.ledger import LEDGER_MICRO_BATCHES, Category, Event, Ledger, Marked, Sent
 from planner.libraries import names
-from planner.libraries.limits import trained_limit
 from planner.recording.history import STREAMS, Entry, Marks, Pools, history, read_events
 from planner.recording.operations import Operations, name_requests, place
 from planner.recording.recordings import EMULATED_GPU, HOST, PROBED, RecordingRequest
@@ -84,8 +83,6 @@ def _move(module: nn.Module, device: torch.device, dtype: torch.dtype | None) ->
 
 
 def _build(model: Model, setting: TrainSetting) -> Training:
-    if (fault := trained_limit(model, setting)) is not None:
-        raise fault.error()
     if setting.parallelism != "none":
         torch.cuda.set_device(0)
         join_alone(setting)

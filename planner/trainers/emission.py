@@ -246,9 +246,9 @@ def _emit(trainer: Trainer, plan: Plan, is_changed: bool, device: DeviceInfo | N
     setting = refusals.parallel_setting(trainer, setting)
     planned = replace(plan, model=model, setting=setting)
     refuse(title, [
-        *refusals.setting_refusals(model, plan.setting),
-        *refusals.parallel_refusals(trainer, planned, TRAINERS.values()),
-        *refusals.word_refusals(trainer, planned),
+        *refusals.setting_faults(model, plan.setting),
+        *refusals.parallel_faults(trainer, planned, TRAINERS.values()),
+        *refusals.word_faults(trainer, planned),
         *trainer.refusals(planned),
     ])  # fmt: skip
     reasons = []

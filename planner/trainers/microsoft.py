@@ -9,6 +9,7 @@ is Nesterov's; biases and norms are not decayed; the model is always wrapped in 
 
 from typing import Any
 
+from planner.core.errors import Fault
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.record import Augmentation
 from planner.estimation.ledgers import BASE_LR, Recipe, learning_rate_note, rounded
@@ -23,7 +24,7 @@ from planner.trainers.launch import (
     torchrun_line,
     train_loader,
 )
-from planner.trainers.plan import Plan, Refusal, Trainer, Written, list_refusals, way_out
+from planner.trainers.plan import PLAIN_SCRIPT, Plan, Trainer, Written, list_faults
 from planner.trainers.refusals import IN_THE_LOOP, IN_THE_STEP
 
 FILENAME = "swin_microsoft.yaml"
@@ -117,15 +118,15 @@ def _augmentation_values(recipe: Recipe, augmentation: Augmentation) -> dict[str
     }
 
 
-def refusals(plan: Plan) -> list[Refusal]:
+def refusals(plan: Plan) -> list[Fault]:
     """What the trainer cannot express of the model and the setting."""
     on_cpu = (plan.device == "cpu", "main.py needs CUDA, and this was probed on the CPU", "")
-    return [*_model_refusals(plan.swin), *_setting_refusals(plan.setting), *list_refusals(on_cpu)]
+    return [*_model_refusals(plan.swin), *_setting_refusals(plan.setting), *list_faults(on_cpu)]
 
 
-def _model_refusals(model: SwinConfig) -> list[Refusal]:
+def _model_refusals(model: SwinConfig) -> list[Fault]:
     (height, width), drop = model.image_size, model.attn_drop_rate
-    refusals_found = list_refusals(
+    faults = list_faults(
         (height != width, f"its data loader makes square images, not {height}x{width}", ""),
         (drop, f"config.py has no key for attn_drop_rate={drop:g}", ""),
     )
@@ -134,14 +135,15 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
             "it takes the number of classes from its data set, 1000 (imagenet) or 21841 "
             f"(imagenet22K), not {model.num_classes}"
         )
-        refusals_found.append(Refusal(law, f"Tune with --num-classes 1000. {way_out()}"))
-    return refusals_found
+        way_out = f"Tune with --num-classes 1000, or {PLAIN_SCRIPT}."
+        faults.append(Fault(law, way_out=way_out))
+    return faults
 
 
-def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
+def _setting_refusals(setting: TrainSetting) -> list[Fault]:
     is_sgd = setting.optimizer_family == "sgd"
     other = not is_sgd and setting.optimizer not in ("adamw", "adamw-foreach")
-    return list_refusals(
+    return list_faults(
         (setting.precision == "bf16", "its autocast is fp16 only, not bf16", "precision=fp16"),
         (is_sgd, "its sgd is Nesterov's, not the one that was probed", "optimizer=adamw"),
         (other, f"it has only torch's default adamw, not {setting.optimizer}", "optimizer=adamw"),

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from planner.core.errors import UnsupportedError
+from planner.core.errors import Fault, UnsupportedError
 from planner.core.files import write_whole
 from planner.core.schema import Library, Model, NamedModel, SwinConfig, TrainSetting
 from planner.core.schema.record import DataResult, LoaderSetting
@@ -152,13 +152,6 @@ class Written(NamedTuple):
     modules: dict[str, str] = {}  # noqa: RUF012
 
 
-class Refusal(NamedTuple):
-    """A setting that a trainer cannot express: the law with the value, and the way out."""
-
-    law: str
-    way_out: str
-
-
 class Support(NamedTuple):
     """How a trainer supports one parallelism: the options (fields of a Distribution) that its files
     can hold, and whether it needs GPUs."""
@@ -187,7 +180,7 @@ class Trainer:
     filename: str
     write: Callable[[Plan], Written]
     lacks: tuple[str, ...] = ()
-    refusals: Callable[[Plan], list[Refusal]] = lambda plan: []
+    refusals: Callable[[Plan], list[Fault]] = lambda plan: []
     library: Library | None = None
     always_ddp: bool = False
     always_syncs: bool = False
@@ -202,24 +195,27 @@ class Trainer:
         return plan.model.is_plain and plan.model.library == self.library
 
 
-def list_refusals(*cases: tuple[object, str, str]) -> list[Refusal]:
-    """The refusals among `cases`: (whether it applies, the law, what --set would take instead)."""
-    return [Refusal(law, way_out(change)) for is_refused, law, change in cases if is_refused]
+def list_faults(*cases: tuple[object, str, str]) -> list[Fault]:
+    """The faults among `cases`: (whether it is one, the law, what --set would take instead)."""
+    return [Fault(law, change=change) for is_refused, law, change in cases if is_refused]
 
 
-def refuse(trainer: str, refusals: Iterable[Refusal]) -> None:
-    """Raise UnsupportedError with all refusals and their ways out, if there are any."""
-    faults = list(refusals)
-    if not faults:
+def refuse(trainer: str, faults: Iterable[Fault]) -> None:
+    """Raise UnsupportedError with what `trainer` cannot express and the ways out, if there is
+    any."""
+    ways = {fault.message: fault.way_out or way_out(fault.change) for fault in faults}
+    if not ways:
         return
-    laws = [refusal.law for refusal in faults]
-    lines = [f"{trainer} cannot express this setting:", *laws]
-    message = f"{trainer}: {laws[0]}" if len(laws) == 1 else "\n  ".join(lines)
-    ways = dict.fromkeys(refusal.way_out for refusal in faults)
-    raise UnsupportedError(message, "\n".join(ways))
+    lines = [f"{trainer} cannot express this setting:", *ways]
+    message = f"{trainer}: {lines[1]}" if len(ways) == 1 else "\n  ".join(lines)
+    raise UnsupportedError(message, "\n".join(dict.fromkeys(ways.values())))
 
 
-def way_out(change: str = "") -> str:
-    """The ways out that always exist: another value, which is not measured, or the plain script."""
-    script = "emit the plain script, which can: --for pytorch"
-    return f"Emit with --set {change} (not measured), or {script}." if change else f"Or {script}."
+PLAIN_SCRIPT = "emit the plain script, which can: --for pytorch"
+
+
+def way_out(change: str, other: str = PLAIN_SCRIPT) -> str:
+    """What to do instead: another value, which is not measured, or the `other` way."""
+    ways = [f"emit with --set {change} (not measured)"] if change else []
+    text = ", or ".join(filter(None, (*ways, other)))
+    return f"{text[0].upper()}{text[1:]}."

@@ -5,12 +5,11 @@ out.
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from planner.core.errors import UnsupportedError
+from planner.core.errors import Fault, UnsupportedError
 from planner.core.schema import FactoryModel, Library, Model, SwinConfig, TrainSetting
 from planner.core.schema.setting import DEEPSPEED, SHARDED
-from planner.libraries.limits import SettingFault, attention_limit, setting_limit
-from planner.libraries.names import find_library
-from planner.trainers.plan import Plan, Refusal, Trainer, refuse, way_out
+from planner.libraries.names import faults_of, find_library
+from planner.trainers.plan import Plan, Trainer, refuse, way_out
 
 
 def port_model(model: Model, library: Library, trainer: str) -> SwinConfig:
@@ -26,46 +25,19 @@ def port_model(model: Model, library: Library, trainer: str) -> SwinConfig:
     if model.library == library:
         return model
     ported = model.model_copy(update={"library": library, "name": None})
-    way_out = f"Use --for pytorch, which trains the model that was measured ({model.title})."
+    instead = f"Use --for pytorch, which trains the model that was measured ({model.title})."
     faults = find_library(library).faults(ported)
-    refuse(trainer, [Refusal(f"{library}'s {fault}", way_out) for fault in faults])
+    refuse(trainer, [Fault(f"{library}'s {fault}", way_out=instead) for fault in faults])
     return ported
 
 
-def setting_refusals(model: Model, setting: TrainSetting) -> list[Refusal]:
-    """What the library of `model` cannot run of `setting`."""
-    if not isinstance(model, SwinConfig):
-        return _module_refusals(model, setting)
-    faults = find_library(model.library).setting_faults(model, setting)
-    alternative = f", or tune {model.library}'s own model"
-    return [Refusal(fault.message, _way_out(fault, alternative)) for fault in faults]
-
-
-def _way_out(fault: SettingFault, alternative: str = "") -> str:
-    if not fault.field:
-        return fault.way_out
-    return f"Emit with --set {fault.field}={fault.instead} (not measured){alternative}."
-
-
-def _module_refusals(model: Model, setting: TrainSetting) -> list[Refusal]:
-    by_model = f", and let {model.title} do it."
-    refusals = []
-    if not setting.checkpoints_any_model:
-        law = (
-            f"checkpointing {setting.checkpointing} cannot be set from outside the model "
-            f"{model.title}"
-        )
-        blocks = "Emit with --set checkpointing=blocks, or --set checkpointing=none"
-        refusals.append(Refusal(law, f"{blocks}{by_model}"))
-    if attention_limit(model, setting) is not None:
-        law = f"attention sdpa cannot be set from outside the model {model.title}"
-        refusals.append(Refusal(law, f"Emit with --set attention=library{by_model}"))
-    for field in ("frozen_stages", "lora_rank"):
-        if getattr(setting, field):
-            law = f"settings freeze or adapt only Swins, and {model.title} is none ({field})"
-            refusals.append(Refusal(law, f"Emit with --set {field}=0{by_model}"))
-    limit = setting_limit(setting)
-    return [*refusals, *([Refusal(limit.message, _way_out(limit))] if limit is not None else [])]
+def setting_faults(model: Model, setting: TrainSetting) -> Iterator[Fault]:
+    """What the model itself cannot run of `setting`, with what to emit instead."""
+    other = "build that into a factory of your own"
+    if isinstance(model, SwinConfig):
+        other = f"tune {model.library}'s own model"
+    for fault in faults_of(model, setting):
+        yield replace(fault, way_out=way_out(fault.change, other)) if fault.change else fault
 
 
 # What some trainers lack: words for fields of a setting, and precisions.
@@ -78,8 +50,8 @@ IN_THE_LOOP = ("optimizer_in_backward", "offload_optimizer", "zero_grad_to_none"
 _ALSO_EXPRESSED = {"checkpointing": "blocks"}
 
 
-def word_refusals(trainer: Trainer, plan: Plan) -> Iterator[Refusal]:
-    """A refusal for each field of the setting whose value `trainer` has no word for."""
+def word_faults(trainer: Trainer, plan: Plan) -> Iterator[Fault]:
+    """A fault for each field of the setting whose value `trainer` has no word for."""
     setting = plan.setting
     for field in trainer.lacks:
         if field not in TrainSetting.model_fields:  # a precision
@@ -91,9 +63,9 @@ def word_refusals(trainer: Trainer, plan: Plan) -> Iterator[Refusal]:
         yield _missing_word("precision", setting.precision, _nearest_precision(trainer, plan))
 
 
-def _missing_word(field: str, value: object, instead: object) -> Refusal:
+def _missing_word(field: str, value: object, instead: object) -> Fault:
     law = f"it has no word for {field}={str(value).lower()}"
-    return Refusal(law, way_out(f"{field}={str(instead).lower()}"))
+    return Fault(law, change=f"{field}={str(instead).lower()}")
 
 
 def _lacks_precision(trainer: Trainer, plan: Plan) -> bool:
@@ -104,11 +76,11 @@ def _lacks_precision(trainer: Trainer, plan: Plan) -> bool:
 
 def _nearest_precision(trainer: Trainer, plan: Plan) -> str:
     """The nearest precision that `trainer` does not refuse as well."""
-    laws = {refusal.law for refusal in trainer.refusals(plan)}
+    laws = {fault.law for fault in trainer.refusals(plan)}
     for precision in ("bf16", "fp16"):
         setting = plan.setting.model_copy(update={"precision": precision})
         other = replace(plan, setting=setting)
-        other_laws = {refusal.law for refusal in trainer.refusals(other)}
+        other_laws = {fault.law for fault in trainer.refusals(other)}
         if other_laws <= laws and not _lacks_precision(trainer, other):
             return precision
     return "fp32"
@@ -133,23 +105,20 @@ def parallel_reasons(trainer: Trainer, request: TrainSetting, final: TrainSettin
         yield f"{trainer.title} sums gradients over devices in every micro-batch"
 
 
-def parallel_refusals(
-    trainer: Trainer, plan: Plan, trainers: Iterable[Trainer]
-) -> Iterator[Refusal]:
+def parallel_faults(trainer: Trainer, plan: Plan, trainers: Iterable[Trainer]) -> Iterator[Fault]:
     """A parallelism that `trainer` cannot run, or options of it that it has no word for."""
     setting = plan.setting
     capable = [other.name for other in trainers if _can_run(other, plan)]
-    alternative = f", or --for {', '.join(capable)}" if capable else ""
+    other = f"--for {', '.join(capable)}" if capable else ""
     if setting.parallelism != "none" and setting.parallelism not in trainer.parallel:
         supported = " or ".join(trainer.parallel)
         change = f"parallelism={next(iter(trainer.parallel))}"
         law = f"it does not train under {setting.parallelism}, only {supported}"
-        yield Refusal(law, f"Emit with --set {change} (not measured){alternative}.")
+        yield Fault(law, way_out=way_out(change, other))
     elif not _can_run(trainer, plan):
         nodes = " --set nodes=1" if setting.nodes > 1 else ""
         law = f"it trains under {setting.parallelism} on GPUs only, not on the CPU"
-        change = f"world_size=1{nodes} --set parallelism=none"
-        yield Refusal(law, f"Emit with --set {change} (not measured){alternative}.")
+        yield Fault(law, way_out=way_out(f"world_size=1{nodes} --set parallelism=none", other))
     elif setting.parallelism not in ("none", *DEEPSPEED):
         options = trainer.parallel[setting.parallelism].options
         words = {*options, "world_size", "nodes", "parallelism"}
@@ -160,7 +129,7 @@ def parallel_refusals(
                 yield _missing_word(name, value, getattr(one_device, name))
     if setting.parallelism in SHARDED and setting.offload != "none":
         law = "offload=activations would take the gathered weights to the host as well"
-        yield Refusal(law, "Emit with --set offload=none, or --set parallelism=ddp.")
+        yield Fault(law, way_out=way_out("offload=none", "--set parallelism=ddp"))
 
 
 def _can_run(trainer: Trainer, plan: Plan) -> bool:

@@ -9,14 +9,14 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from planner.core.errors import unknown_name
+from planner.core.errors import Fault, unknown_name
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.setting import DEEPSPEED, OWN_OPTIMIZER, SHARDED
 from planner.estimation.ledgers import fine_tunes, learning_rate_note
 from planner.trainers.block import dataset_factory, fill_block, published_weights
 from planner.trainers.launch import launch_line, node_notes, torchrun_line
 from planner.trainers.microsoft import TRAINER as MICROSOFT
-from planner.trainers.plan import WRITTEN_BY, Plan, Refusal, Support, Trainer, Written, way_out
+from planner.trainers.plan import WRITTEN_BY, Plan, Support, Trainer, Written, list_faults
 from planner.trainers.refusals import IN_THE_LOOP
 from planner.trainers.timm import TRAINER as TIMM
 from planner.training.setting import FOLDER, configuration
@@ -129,21 +129,21 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def task_refusals(plan: Plan) -> list[Refusal]:
+def task_refusals(plan: Plan) -> list[Fault]:
     """Refuses several devices: only the task itself knows how its module is called in parallel."""
     law = f"the script of a task trains on one device, not on {plan.setting.world_size}"
     change = "Emit with --set world_size=1, and wrap the module in DistributedDataParallel."
-    return [Refusal(law, change)] if plan.is_task and plan.setting.world_size > 1 else []
+    is_spread = plan.is_task and plan.setting.world_size > 1
+    return [Fault(law, way_out=change)] if is_spread else []
 
 
-def _lightning_refusals(plan: Plan) -> list[Refusal]:
+def _lightning_refusals(plan: Plan) -> list[Fault]:
     """Lightning clips no gradients of a fused optimizer in fp16 (plugins/precision/amp.py)."""
     setting = plan.setting
     is_fused = setting.optimizer_implementation == "fused"
-    if not (setting.clip_grad and is_fused and setting.precision == "fp16"):
-        return []
+    is_fault = setting.clip_grad and is_fused and setting.precision == "fp16"
     law = f"it does not clip the gradients of a fused optimizer in fp16 ({setting.optimizer})"
-    return [Refusal(law, way_out(f"optimizer={setting.optimizer_family}-foreach"))]
+    return list_faults((is_fault, law, f"optimizer={setting.optimizer_family}-foreach"))
 
 
 SYNC = frozenset(("gradient_sync",))

@@ -13,12 +13,13 @@ its recipe is that of train.py, except for what the setting requests.
 
 from typing import Any
 
+from planner.core.errors import Fault
 from planner.core.schema import NamedModel, SwinConfig
 from planner.core.schema.setting import EMA_DECAY
 from planner.estimation.ledgers import Recipe, learning_rate_note, rounded
 from planner.libraries.timm.spec import PUBLISHED
 from planner.trainers.launch import OLD_PILLOW, launch_line, node_notes, torchrun_line, train_loader
-from planner.trainers.plan import Plan, Refusal, Support, Trainer, Written, list_refusals
+from planner.trainers.plan import Plan, Support, Trainer, Written, list_faults
 from planner.trainers.refusals import IN_THE_LOOP, IN_THE_STEP
 
 FILENAME = "args.yaml"
@@ -200,12 +201,12 @@ def _augmentation_values(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def refusals(plan: Plan) -> list[Refusal]:
+def refusals(plan: Plan) -> list[Fault]:
     """The optimizers whose code in timm is not what was probed."""
     family, kind = plan.setting.optimizer_family, plan.setting.optimizer_implementation
     law_8bit = "its 8-bit optimizers are bitsandbytes', not torchao's adamw-8bit that was probed"
     law_family = f"its {family} is timm's own, not the torch one that was probed"
-    return list_refusals(
+    return list_faults(
         (kind == "8bit", law_8bit, "optimizer=adamw"),
         (family not in _OPTIMIZERS, law_family, "optimizer=adamw"),
     )

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.errors import PlannerError, UnsupportedError, refuse_faults
 from planner.core.schema import Model, SwinConfig, TrainSetting
 from planner.core.schema.setting import DEEPSPEED
-from planner.libraries.limits import FLOAT8_MIN_SIDE, FLOAT8_MULTIPLE, block_limit
+from planner.libraries.limits import block_limit
+from planner.libraries.names import faults_of
 from planner.libraries.torchvision import declare_missing_operators
 from planner.training import train
-from planner.training.levers import repeated_blocks
+from planner.training.levers import FLOAT8_MIN_SIDE, FLOAT8_MULTIPLE, repeated_blocks
 from planner.training.setting import step_values
 from planner.training.step import Training
 from planner.training.tasks import Task
@@ -64,6 +65,7 @@ def build_training(
     Raises PlannerError where a library is missing, UnsupportedError for a lever that does not work
     on the module.
     """
+    refuse_faults(faults_of(model, train_setting))
     setting, module = step_setting(model, train_setting), task.module().train()
     task_blocks: Any = getattr(task, "blocks", None)
     find_blocks = None if task_blocks is None else partial(task_blocks, module)
@@ -124,12 +126,6 @@ def check_blocks(
     setting: TrainSetting,
 ) -> None:  # fmt: skip
     """Raise UnsupportedError for blocks that a setting needs and the module does not have."""
-    if not setting.checkpoints_any_model and not isinstance(model, SwinConfig):
-        raise UnsupportedError(
-            f"{model.title} has checkpointing none, blocks (all, blocks:6 or blocks:every-2) or "
-            f"selective, not {setting.checkpointing!r}.",
-            "Choose --checkpointing blocks, or name the modules in its task: blocks(module).",
-        )
     if setting.chosen_blocks is None and setting.compile_scope == "model":
         return
     blocks = repeated_blocks(module) if find_blocks is None else find_blocks()
@@ -140,7 +136,7 @@ def check_blocks(
         )
     fault = block_limit(model.title, len(blocks), setting)
     if blocks and fault is not None:
-        raise fault.error()
+        refuse_faults([fault])
 
 
 @contextmanager

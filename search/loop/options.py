@@ -17,11 +17,11 @@ from pydantic import (
     model_validator,
 )
 
-from planner.core.errors import refuse_if, shorten
+from planner.core.errors import Fault, refuse_if, shorten
 from planner.core.files import named_path
 from planner.core.schema import SwinConfig, TrainSetting, parse
 from planner.core.schema.setting import SEVERAL, Count, Distribution
-from planner.core.schema.validation import CrossFieldError, Fault, Option
+from planner.core.schema.validation import CrossFieldError, Option
 from planner.core.units import MAX_SECONDS, parse_percent, parse_seconds
 from planner.estimation.arguments import read_allocator, read_memory, read_setting
 from planner.estimation.predicted import Predicted
@@ -220,13 +220,13 @@ class SearchOptions(BaseModel):
         base, gpus = self.base, self.gpus or 1
         if self.global_batch is not None and base.accumulate != 1:
             message = "accumulate follows from global_batch and the micro-batch: omit one of them"
-            yield Fault(("global_batch", "base"), message)
+            yield Fault(message, fields=("global_batch", "base"))
         if self.gpus is not None and base.world_size not in (1, gpus):
             message = f"gpus is {gpus}, and base has world_size {base.world_size}: omit one"
-            yield Fault(("gpus", "base"), message)
+            yield Fault(message, fields=("gpus", "base"))
         if gpus > 1 and "none" in self.restrict.get("parallelism", ()):
             message = f"parallelism none trains {gpus} models, and not one on {gpus} GPUs: omit one"
-            yield Fault(("gpus", "restrict"), message)
+            yield Fault(message, fields=("gpus", "restrict"))
 
 
 def read_options(options: Mapping[str, Any]) -> SearchOptions:

@@ -13,7 +13,14 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import ValidationError, model_validator
 
 from planner.advice.space import batch_ladder, divisors, spread
-from planner.core.errors import UnsupportedError, UsageError, alternatives, shorten, unknown_name
+from planner.core.errors import (
+    UnsupportedError,
+    UsageError,
+    alternatives,
+    refuse_faults,
+    shorten,
+    unknown_name,
+)
 from planner.core.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
 from planner.core.schema.setting import (
     COMPILE_MODES,
@@ -25,8 +32,7 @@ from planner.core.schema.setting import (
 )
 from planner.core.schema.validation import faults_between
 from planner.estimation.arguments import share_of
-from planner.libraries.limits import SettingFault, attention_limit, setting_limit, trained_limit
-from planner.libraries.names import find_library
+from planner.libraries.names import faults_of, find_library
 from planner.machine.hardware.gpu import device_precisions
 
 AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")  # of every search
@@ -131,13 +137,8 @@ def _check_library(model: Model, axis: str, value: Value) -> None:
     setting = TrainSetting.model_validate({"batch_size": 1, axis: value})
     if isinstance(model, SwinConfig):
         find_library(model.library).resolve(model, setting)
-    elif axis == "attention" and (fault := attention_limit(model, setting)) is not None:
-        raise fault.error()
-    elif axis == "checkpointing" and not setting.checkpoints_any_model:
-        raise UnsupportedError(
-            f"{axis} {value} cannot be set in {model.title}, which is no Swin of the planner's.",
-            "Omit the option, and build it so in a factory of your own.",
-        )
+    else:
+        refuse_faults(faults_of(model, setting))
 
 
 def device_compile_modes(device: DeviceInfo) -> tuple[str, ...]:
@@ -346,17 +347,16 @@ def _runnable(
     model: Model, settings: Sequence[TrainSetting], excluded: Mapping[tuple[str, ...], list[str]]
 ) -> Space:
     """The space of the settings that can run. Raises UnsupportedError where none can."""
-    limits = [(setting, _limit(model, setting)) for setting in settings]
-    runnable = [setting for setting, limit in limits if limit is None]
-    refused = [limit for _, limit in limits if limit is not None]
-    if not runnable and refused:
-        raise refused[0].error()
+    faults = [(setting, faults_of(model, setting)[:1]) for setting in settings]
+    runnable = [setting for setting, first in faults if not first]
+    refused = [fault for _, first in faults for fault in first]
     if not runnable:
+        refuse_faults(refused[:1])
         fields, messages = next(iter(excluded.items()))
         raise UnsupportedError(f"{messages[0]}.", f"Choose another {alternatives(fields)}.")
     by_law: dict[str, list[str]] = {}
-    for limit in refused:
-        by_law.setdefault(limit.law, []).append(limit.message)
+    for fault in refused:
+        by_law.setdefault(fault.law, []).append(fault.message)
     left_out = tuple(map(refusal_line, (*excluded.values(), *by_law.values())))
     return replace(space_of(runnable), left_out=left_out)
 
@@ -366,13 +366,6 @@ def refusal_line(messages: Sequence[str]) -> str:
     count = len(messages)
     what = "1 setting is" if count == 1 else f"{count:,} settings are"
     return f"{what} left out: {messages[0]}."
-
-
-def _limit(model: Model, setting: TrainSetting) -> SettingFault | None:
-    """The first fault that keeps a setting from running."""
-    if isinstance(model, SwinConfig):
-        return next(iter(find_library(model.library).setting_faults(model, setting)), None)
-    return trained_limit(model, setting) or setting_limit(setting)
 
 
 def space_of(settings: Iterable[TrainSetting]) -> Space:

@@ -111,7 +111,7 @@ def test_a_factory_goes_where_any_module_goes() -> None:
     for target in ("timm", "microsoft"):
         with pytest.raises(UnsupportedError, match=r"(?s)my\.models:make.*pytorch"):
             emit_setting(model, TrainSetting(batch_size=2), target)
-    with pytest.raises(UnsupportedError, match="cannot be set from outside the model"):
+    with pytest.raises(UnsupportedError, match="has checkpointing none, blocks"):
         emit_setting(model, TrainSetting(checkpointing="stages"), "pytorch")
 
 

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from planner.core.schema import FactoryModel, NamedModel, SwinConfig, TrainSetting  # noqa: E402
+from planner.libraries.limits import batch_multiple  # noqa: E402
 from planner.libraries.names import build_named  # noqa: E402
 from planner.libraries.torchvision import declare_missing_operators  # noqa: E402
 from planner.trainers.block import BEGINS, ENDS  # noqa: E402
@@ -221,9 +222,7 @@ def test_what_ends_a_training_leaves_the_file_that_was_there(
     assert torch.load(file) == {"step": 1}
 
 
-def test_levers_and_limits_are_one_law() -> None:
-    from planner.libraries import limits
-
-    for sides in ((64, 64), (63, 64), (72, 64), (1000, 768)):
-        layer = torch.nn.Linear(sides[1], sides[0])
-        assert levers.is_float8_layer(layer) == limits.is_float8_layer(*sides)
+def test_layers_of_multiples_of_the_batch_s_are_in_8_bits() -> None:
+    assert batch_multiple(TrainSetting(batch_size=16, precision="fp8")) == levers.FLOAT8_MULTIPLE
+    for sides, is_large in {(64, 64): True, (63, 64): False, (72, 64): False}.items():
+        assert levers.is_float8_layer(torch.nn.Linear(*sides)) == is_large

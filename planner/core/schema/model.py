@@ -19,7 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from planner.core.schema.validation import KEPT, CrossFieldError, Fault, Option
+from planner.core.errors import Fault
+from planner.core.schema.validation import KEPT, CrossFieldError, Option
 
 Library = Literal["native", "timm", "microsoft"]
 LIBRARIES: tuple[Library, ...] = get_args(Library)
@@ -132,28 +133,28 @@ class SwinConfig(BaseModel):
             if isinstance(value, tuple) and len(value) != stages and not single_will_do:
                 entries = "entry" if len(value) == 1 else "entries"
                 yield Fault(
-                    (field, "depths"),
                     f"{field} has {len(value)} {entries} and depths has {stages}: "
                     "give one for each stage",
+                    fields=(field, "depths"),
                 )
         for stage, heads in enumerate(self.num_heads[:stages]):
             if (self.embed_dim << stage) % heads:
                 yield Fault(
-                    ("num_heads", "embed_dim"),
                     f"num_heads[{stage}] = {heads} does not divide the stage's "
                     f"{self.embed_dim << stage} channels (embed_dim × 2^{stage})",
+                    fields=("num_heads", "embed_dim"),
                 )
         if self.embed_dim * self.mlp_ratio < 1:
             yield Fault(
-                ("mlp_ratio", "embed_dim"),
                 f"mlp_ratio {self.mlp_ratio:g} leaves the first stage's MLP no channel "
                 f"(embed_dim {self.embed_dim} × {self.mlp_ratio:g})",
+                fields=("mlp_ratio", "embed_dim"),
             )
         if min(self.image_size) < self.patch_size:
             yield Fault(
-                ("image_size", "patch_size"),
                 f"image_size {self.image_size[0]}x{self.image_size[1]} is smaller than one patch "
                 f"(patch_size {self.patch_size})",
+                fields=("image_size", "patch_size"),
             )
 
     @property

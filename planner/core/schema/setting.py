@@ -8,9 +8,9 @@ from typing import Annotated, Literal, NewType, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from planner.core.errors import UnsupportedError, alternatives
+from planner.core.errors import Fault, UnsupportedError, alternatives
 from planner.core.schema.model import MAX_SIZE
-from planner.core.schema.validation import CrossFieldError, Fault, Option
+from planner.core.schema.validation import CrossFieldError, Option
 
 # How a step is spread over devices. Defaults are PyTorch 2.13's
 # (torch/nn/parallel/distributed.py, torch/distributed/fsdp/_fully_shard/_fully_shard.py) and
@@ -83,13 +83,13 @@ class Distribution(BaseModel):
                 f"{self.world_size} cannot be split over {self.nodes} nodes: choose a multiple of "
                 f"{self.nodes}"
             )
-            yield Fault(("world_size", "nodes"), message)
+            yield Fault(message, fields=("world_size", "nodes"))
         if not self.fsdp_reshard and self.parallelism not in SHARDED:
             message = (
                 "fsdp_reshard is false, which belongs to parallelism fsdp or hsdp, and parallelism "
                 f"is {self.parallelism}"
             )
-            yield Fault(("fsdp_reshard", "parallelism"), message)
+            yield Fault(message, fields=("fsdp_reshard", "parallelism"))
         is_split = self.parallelism == "hsdp" and not self.world_size % self.nodes
         if is_split and self.shard_size in (1, self.world_size):
             message = (
@@ -97,7 +97,7 @@ class Distribution(BaseModel):
                 f"{self.world_size} devices on {self.nodes} nodes are no such share (choose fsdp "
                 "or ddp)"
             )
-            yield Fault(("nodes", "world_size"), message)
+            yield Fault(message, fields=("nodes", "world_size"))
 
 
 def foreign_options(parallelism: str) -> frozenset[str]:
@@ -226,13 +226,12 @@ class TrainSetting(Distribution):
         faults = [
             *self.distribution_faults(),
             *self._compile_faults(),
-            *self._optimizer_faults(),
-            *self._offload_faults(),
+            *self._gradient_faults(),
             *self._zero_faults(),
         ]
         if self.lora_targets != "attention" and not self.lora_rank:
             message = f"lora_targets is {self.lora_targets}, and lora_rank 0 adds no adapters"
-            faults.append(Fault(("lora_targets", "lora_rank"), message))
+            faults.append(Fault(message, fields=("lora_targets", "lora_rank")))
         if faults:
             raise CrossFieldError(faults)
         return self
@@ -245,62 +244,42 @@ class TrainSetting(Distribution):
                     f"offload {self.offload} moves what an eager step saves, and compile is "
                     f"{self.compile}, whose compiler chooses what is saved: omit one of them"
                 )
-                yield Fault(("offload", "compile"), message)
+                yield Fault(message, fields=("offload", "compile"))
             return
         for field in COMPILED_FIELDS:
             if getattr(self, field) != type(self).model_fields[field].default:
                 message = f"{field} is {getattr(self, field)}, and compile is off"
-                yield Fault((field, "compile"), message)
+                yield Fault(message, fields=(field, "compile"))
 
-    def _optimizer_faults(self) -> Iterator[Fault]:
-        """Fields that do not go with an optimizer in backward, which frees gradients at once."""
-        if not self.optimizer_in_backward:
+    def _gradient_faults(self) -> Iterator[Fault]:
+        """Fields that do not go with an optimizer in backward, which frees each gradient there, nor
+        with torchao's CPUOffloadOptimizer 0.18, which copies it (torchao/optim/cpu_offload.py)."""
+        by, does = "optimizer_in_backward", "frees each gradient as soon as it is there"
+        if self.offload_optimizer != "none":
+            by, does = "offload_optimizer", "copies each gradient to the host in backward"
+        elif not self.optimizer_in_backward:
             return
-        if self.optimizer_implementation == "8bit":
-            message = (
-                "adamw-8bit compiles its step, which is not known to run inside backward, where "
-                "optimizer_in_backward puts it"
-            )
-            yield Fault(("optimizer", "optimizer_in_backward"), message)
-        whole: Mapping[str, tuple[bool, str]] = {
-            "accumulate": (self.accumulate > 1, "adds up gradients over micro-batches"),
+        keeps = self.offload_optimizer == "state"
+        is_second = by == "offload_optimizer" and self.optimizer_in_backward
+        several = "adds up gradients over devices"
+        broken: Mapping[str, tuple[bool, str]] = {
+            "optimizer": (
+                self.optimizer_implementation == "8bit",
+                "compiles its step, which is not known to run inside backward or on the host",
+            ),
+            "optimizer_in_backward": (is_second, "updates in backward"),
             "clip_grad": (bool(self.clip_grad), "needs all gradients at once"),
             "precision": (self.precision == "fp16", "needs a scaler, which reads all gradients"),
             "zero_grad_to_none": (not self.zero_grad_to_none, "keeps gradients"),
-            "world_size": (self.world_size > 1, "adds up gradients over devices"),
-            "parallelism": (self.parallelism != "none", "adds up gradients over devices"),
+            "accumulate": (self.accumulate > 1 and not keeps, "adds up gradients that are gone"),
+            "world_size": (self.world_size > 1, several),
+            "parallelism": (self.parallelism != "none", several),
         }
-        for field, (is_broken, why) in whole.items():
+        for field, (is_broken, why) in broken.items():
             if is_broken:
-                message = (
-                    "optimizer_in_backward frees each gradient as soon as it is there, and "
-                    f"{field} {str(getattr(self, field)).lower()} {why}"
-                )
-                yield Fault((field, "optimizer_in_backward"), message)
-
-    def _offload_faults(self) -> Iterator[Fault]:
-        """Fields that torchao's CPUOffloadOptimizer 0.18 does not go with
-        (torchao/optim/cpu_offload.py)."""
-        if self.offload_optimizer == "none":
-            return
-        frees = self.offload_optimizer == "state-and-gradients"
-        why: Mapping[str, tuple[bool, str]] = {
-            "optimizer": (self.optimizer_implementation == "8bit", "has no step on the host"),
-            "optimizer_in_backward": (self.optimizer_in_backward, "updates in backward"),
-            "clip_grad": (bool(self.clip_grad), "scales gradients when copies are on their way"),
-            "precision": (self.precision == "fp16", "needs a scaler, which does not wait for them"),
-            "zero_grad_to_none": (not self.zero_grad_to_none, "keeps gradients"),
-            "accumulate": (frees and self.accumulate > 1, "adds up gradients that are gone"),
-            "world_size": (self.world_size > 1, "adds up gradients over devices"),
-            "parallelism": (self.parallelism != "none", "adds up gradients over devices"),
-        }
-        for field, (is_broken, law) in why.items():
-            if is_broken:
-                message = (
-                    f"offload_optimizer {self.offload_optimizer} copies each gradient to the host "
-                    f"in backward, and {field} {str(getattr(self, field)).lower()} {law}"
-                )
-                yield Fault((field, "offload_optimizer"), message)
+                law = f"{by} {str(getattr(self, by)).lower()} {does}"
+                message = f"{law}, and {field} {str(getattr(self, field)).lower()} {why}"
+                yield Fault(message, fields=(field, by))
 
     @property
     def num_exchanges(self) -> int:
@@ -318,13 +297,13 @@ class TrainSetting(Distribution):
                 "deepspeed.initialize sends each weight as bytes, which a convolution's weight in "
                 "channels_last cannot be viewed as (take contiguous, or ddp)"
             )
-            yield Fault(("memory_format", "parallelism"), message)
+            yield Fault(message, fields=("memory_format", "parallelism"))
         if self.parallelism == "zero3" and self.ema:
             message = (
                 "ema averages whole weights on each device, which under parallelism zero3 have no "
                 "elements between steps (take zero2, or omit ema)"
             )
-            yield Fault(("ema", "parallelism"), message)
+            yield Fault(message, fields=("ema", "parallelism"))
 
     @property
     def global_batch(self) -> int:

@@ -5,11 +5,11 @@ fields of schemas have in common: types of figures, faults between fields, optio
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from planner.core.errors import UsageError, find_word, nearest, shorten
+from planner.core.errors import Fault, UsageError, find_word, nearest, shorten
 
 # Types of figures in a file that anybody may have written.
 
@@ -22,13 +22,6 @@ UNIT = r"^[A-Za-z][A-Za-z0-9 _-]{0,39}$"
 
 
 # Faults between fields, each by itself, so that one message can list them all.
-
-
-class Fault(NamedTuple):
-    """What is wrong, and between which fields."""
-
-    fields: tuple[str, ...]
-    message: str
 
 
 class CrossFieldError(ValueError):

@@ -112,7 +112,6 @@ class Run:
         """Builds the training on its device and warms it up: its next step is like all that
         follow."""
         request = self.request
-        subject.refuse_unsupported(request)
         set_precision(request.setting)
         random.seed(0)
         torch.manual_seed(0)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, distributed, nn
 
 from planner.core.schema.setting import DEEPSPEED
-from planner.libraries.limits import setting_limit, trained_limit
 from planner.training import building
 from planner.training.building import add_recipe
 from planner.training.step import Training
@@ -60,14 +59,6 @@ class StepPhases:
             return "forward" if self._micro_steps < self.accumulate else "optimizer"
         self._micro_steps = 0
         return "zero_grad" if ended == "optimizer" else "forward"
-
-
-def refuse_unsupported(request: ProbeRequest) -> None:
-    """Raises UnsupportedError for a setting that a probe cannot run."""
-    setting = request.setting
-    fault = trained_limit(request.model, setting) or setting_limit(setting)
-    if fault is not None:
-        raise fault.error()
 
 
 def load_libraries(request: ProbeRequest) -> None:
