@@ -1,10 +1,10 @@
 """What error messages mean: the one place that recognises them, for logs as for probes.
 
 `failures.json` holds the signs, those that explain most first: what a library writes (`pattern`,
-read in the `source`, else in torch 2.13), what it means, the ways out, and the versions of torch
-that write it. A pattern that may also mean something else is under `maybe`, and `apart` says what
-would tell. A line without any of a sign's plain `words` is passed over. docs/troubleshooting.md
-prints the list.
+read in the `source`, else in torch 2.13), its meaning, the remedies, and the versions of torch
+that write it. A pattern that may also mean something else is under `possible`, and `to_tell` says
+what would tell. A line without any of a sign's plain `words` is passed over.
+docs/troubleshooting.md prints the list.
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ _NEVER = re.compile("(?!)")
 
 @dataclass(frozen=True)
 class Remedy:
-    """What to `do` with a torch from `since` to `until`. It applies where in each pair of `over`
-    the first figure is larger than the second, a figure or a number. {0}, {1} … in `do` stand for
-    the first of the remedies in each group of `more` that applies."""
+    """What to do, as `text`, with a torch from `since` to `until`. It applies where in each pair of
+    `where_larger` the first figure is larger than the second, a figure or a number. {0}, {1} … in
+    `text` stand for the first of the remedies in each group of `parts` that applies."""
 
-    do: str
+    text: str
     since: Version = ANY_TORCH[0]
     until: Version = ANY_TORCH[1]
-    over: tuple[tuple[str, str | int], ...] = ()
-    more: tuple[Remedies, ...] = ()
+    where_larger: tuple[tuple[str, str | int], ...] = ()
+    parts: tuple[Remedies, ...] = ()
 
     def applies(self, torch: Versions, figures: Figures) -> bool:
-        pairs = ((figures.get(a), figures.get(str(b), b)) for a, b in self.over)
+        pairs = ((figures.get(a), figures.get(str(b), b)) for a, b in self.where_larger)
         is_over = (
             isinstance(a, int | float) and isinstance(b, int | float) and a > b for a, b in pairs
         )
         return torch[1] >= self.since and torch[0] <= self.until and all(is_over)
 
     def sentence(self, torch: Versions, figures: Figures) -> str:
-        more = ("".join(remedies([group], torch, figures)) for group in self.more)
-        do = self.do.format(*more, **_format_sizes(figures))
+        parts = ("".join(ways_out([group], torch, figures)) for group in self.parts)
+        text = self.text.format(*parts, **_format_sizes(figures))
         if torch[0] >= self.since:
-            return do
-        return f"{do.removesuffix('.')} (torch {self.since[0]}.{self.since[1]} or later)."
+            return text
+        return f"{text.removesuffix('.')} (torch {self.since[0]}.{self.since[1]} or later)."
 
 
 Remedies = tuple[
-    Annotated[Remedy, BeforeValidator(lambda do: {"do": do} if isinstance(do, str) else do)], ...
+    Annotated[Remedy, BeforeValidator(lambda it: {"text": it} if isinstance(it, str) else it)], ...
 ]
 Groups = Sequence[Remedies]
 
 
-def remedies(groups: Groups, torch: Versions, figures: Figures) -> tuple[str, ...]:
+def ways_out(groups: Groups, torch: Versions, figures: Figures) -> tuple[str, ...]:
     """What to do: the first remedy of each group that applies, as a sentence."""
     firsts = (next((r for r in group if r.applies(torch, figures)), None) for group in groups)
     return tuple(filter(None, (first.sentence(torch, figures) for first in firsts if first)))
@@ -75,26 +75,26 @@ def remedies(groups: Groups, torch: Versions, figures: Figures) -> tuple[str, ..
 
 @dataclass(frozen=True)
 class Sign:
-    """A sign of a failure in a text. `pattern` is sure; `maybe` only says that it may be so, and
-    `apart` is then what would tell. Neither counts where `unless` matches there or shortly before,
-    nor in a line without `gate`, which is quick to find where they are not."""
+    """A sign of a failure in a text. `pattern` is sure; `possible` only says that it may be so,
+    and `to_tell` is then what would tell. Neither counts where `unless` matches there or shortly
+    before, nor in a line without `gate`, which is quick to find where they are not."""
 
     kind: str
     words: tuple[bytes, ...]
-    means: str
-    todo: Remedies
+    meaning: str
+    remedies: Remedies
     pattern: Pattern = _NEVER
-    maybe: Pattern = _NEVER
+    possible: Pattern = _NEVER
     unless: Pattern = _NEVER
     gate: Pattern = re.compile("")
-    apart: str = ""
+    to_tell: str = ""
 
     def is_sure(self, line: str) -> bool | None:
         """True where a line is a sure sign, False where it may be one; None where it is none, as
         code that a log echoes."""
         if _ECHO.match(line) or not self.gate.search(line):
             return None
-        for pattern, sure in ((self.pattern, True), (self.maybe, False)):
+        for pattern, sure in ((self.pattern, True), (self.possible, False)):
             for match in pattern.finditer(line):
                 before = max(match.start() - _BEFORE, 0)
                 if not self.unless.search(line, before, match.end()) and not _ADVICE.search(
@@ -103,8 +103,8 @@ class Sign:
                     return sure
         return None
 
-    def remedies(self, torch: Versions = ANY_TORCH) -> tuple[str, ...]:
-        return remedies([(remedy,) for remedy in self.todo], torch, {})
+    def ways_out(self, torch: Versions = ANY_TORCH) -> tuple[str, ...]:
+        return ways_out([(remedy,) for remedy in self.remedies], torch, {})
 
 
 def _format_sizes(figures: Figures) -> dict[str, Any]:
@@ -128,13 +128,13 @@ def _any_of(key: str) -> re.Pattern[str]:
 
 SIGNS = TypeAdapter(tuple[Sign, ...]).validate_python(TEXTS["signs"])
 BY_KIND = {sign.kind: sign for sign in SIGNS}
-REMEDIES = TypeAdapter(dict[str, Groups]).validate_python(TEXTS["told"])
+REMEDIES = TypeAdapter(dict[str, Groups]).validate_python(TEXTS["remedies"])
 # What libraries write when they find no memory, and also when something else is wrong: where the
 # device's free memory can be read, it decides.
 _AMBIGUOUS, _LOST_PEER = _any_of("ambiguous"), _any_of("lost_peer")
 _NO_MEMORY = [_AMBIGUOUS, _any_of("probe_out_of_memory")]
 for _kind in (OUT_OF_MEMORY, "library out of memory", "out of host memory"):
-    _NO_MEMORY += [BY_KIND[_kind].pattern, BY_KIND[_kind].maybe]
+    _NO_MEMORY += [BY_KIND[_kind].pattern, BY_KIND[_kind].possible]
 
 
 def is_allocation_failure(text: str) -> bool:

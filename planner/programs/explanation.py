@@ -110,7 +110,7 @@ class FailedRequest:
             "joinable_bytes": figures.get("unused_bytes") if self.is_cuda else None,
             "noteworthy_bytes": noteworthy_bytes(total or figures.get("reserved_bytes", 0)),
         }  # fmt: skip
-        return failures.remedies(failures.REMEDIES["ways_out"], torch, figures | bounds)
+        return failures.ways_out(failures.REMEDIES["by_figures"], torch, figures | bounds)
 
 
 def read_message(text: str) -> FailedRequest | None:
@@ -145,21 +145,21 @@ def _size(match: re.Match[str]) -> int:
 
 @dataclass
 class Diagnosis:
-    """Something that was recognised: its `kind`, what it `means` in a sentence, and what to do.
+    """Something that was recognised: its `kind`, its `meaning` in a sentence, and the ways out.
 
     `evidence` are the first lines that say so (number from 1, and text), `count` how many there
-    are, `ranks` the ranks that said so, `figures` what was read from them. `apart` is empty where
-    the lines cannot mean anything else; otherwise the diagnosis is only possible, and `apart` says
-    what would tell."""
+    are, `ranks` the ranks that said so, `figures` what was read from them. `to_tell` is empty where
+    the lines cannot mean anything else; otherwise the diagnosis is only possible, and it says what
+    would tell."""
 
     kind: str
-    means: str
+    meaning: str
     evidence: list[tuple[int, str]] = field(default_factory=list)
     count: int = 0
     ranks: tuple[int, ...] = ()
     figures: dict[str, Any] = field(default_factory=dict)
-    todo: tuple[str, ...] = ()
-    apart: str = ""
+    ways_out: tuple[str, ...] = ()
+    to_tell: str = ""
 
     def see(self, number: int, text: str, rank: int | None) -> None:
         self.count += 1
@@ -172,7 +172,7 @@ class Diagnosis:
 
     def as_json(self) -> dict[str, Any]:
         evidence = [{"line": number, "text": text} for number, text in self.evidence]
-        return {**vars(self), "certain": not self.apart, "evidence": evidence}
+        return {**vars(self), "certain": not self.to_tell, "evidence": evidence}
 
 
 class LogReading:
@@ -233,15 +233,16 @@ class LogReading:
             if is_sure is None:
                 continue
             finding = self.findings.get(sign.kind)
-            if finding is None or (is_sure and finding.apart):
-                finding = Diagnosis(sign.kind, sign.means, apart="" if is_sure else sign.apart)
+            if finding is None or (is_sure and finding.to_tell):
+                finding = Diagnosis(sign.kind, sign.meaning)
                 self.findings[sign.kind] = finding
-            if is_sure or finding.apart:
+                finding.to_tell = "" if is_sure else sign.to_tell
+            if is_sure or finding.to_tell:
                 finding.see(number, line, rank)
             if sign.kind == failures.OUT_OF_MEMORY and self.failed is None:
                 self.failed, self.rank = _read_lines(map(clean, lines), rank), rank
                 if self.failed is not None:
-                    finding.apart = ""  # no other words have these figures
+                    finding.to_tell = ""  # no other words have these figures
 
     def _judge(self) -> None:
         """Notes what only the whole log shows: its torch, what to do with that torch, and a memory
@@ -251,15 +252,15 @@ class LogReading:
             self.torch = failed.torch
         grew = failures.BY_KIND[failures.GROWTH]
         for name, levels in self._columns.items():
-            if out is not None and not out.apart and _has_grown(levels, out.evidence[0][0]):
+            if out is not None and not out.to_tell and _has_grown(levels, out.evidence[0][0]):
                 shown = [(n, f"{name.decode()} {size:g}") for n, size in (levels[0], levels[-1])]
                 self.findings[grew.kind] = Diagnosis(
-                    grew.kind, grew.means, shown, len(levels), apart=grew.apart
+                    grew.kind, grew.meaning, shown, len(levels), to_tell=grew.to_tell
                 )
         for finding in self.findings.values():
-            finding.todo = failures.BY_KIND[finding.kind].remedies(self.torch)
+            finding.ways_out = failures.BY_KIND[finding.kind].ways_out(self.torch)
         if failed is not None and out is not None:
-            out.figures, out.todo = failed.figures, failed.ways_out(self.torch, self.is_windows)
+            out.figures, out.ways_out = failed.figures, failed.ways_out(self.torch, self.is_windows)
 
 
 def _read_lines(lines: Iterable[str], rank: int | None) -> FailedRequest | None:
@@ -403,10 +404,9 @@ def _explain_snapshot(name: str, reading: SnapshotReading) -> Explanation:
     if "requested_bytes" in reading.figures:
         failed = FailedRequest(reading.figures)
         explanation.seen = seen = failed.figures
-        means, todo = failures.sentence("snapshot failed", seen), failed.ways_out()
-        explanation.findings = [
-            Diagnosis(failures.OUT_OF_MEMORY, means, count=1, figures=seen, todo=todo)
-        ]
+        meaning, ways_out = failures.sentence("snapshot failed", seen), failed.ways_out()
+        out = Diagnosis(failures.OUT_OF_MEMORY, meaning, [], 1, figures=seen, ways_out=ways_out)
+        explanation.findings = [out]
     if reading.categories.keys() == {NO_STACK}:
         explanation.notes.append(failures.sentence("no stacks"))
     return explanation
@@ -449,7 +449,7 @@ def _compare(explanation: Explanation, predicted: Estimate) -> None:
     if is_other:
         sizes |= {"budget_bytes": budget or 0, "apart_bytes": apart}
     explanation.expected = predicted
-    explanation.differs = failures.remedies(
+    explanation.differs = failures.ways_out(
         failures.REMEDIES["against_plan"], failures.ANY_TORCH, seen | sizes
     )
     missing = seen.get("missing_bytes") or seen.get("requested_bytes")

@@ -218,8 +218,8 @@ def error_of(model: Model, raised: BaseException) -> PlannerError:
     sign = next((sign for sign in SIGNS if sign.is_sure(f"{kind}: {first_line}")), None)
     if sign is None:
         return PlannerError(message, f"{_input_hint(model)}{PROBED}")
-    way_out = HOST if sign.kind == "out of host memory" else " ".join(sign.remedies())
-    return PlannerError(f"{message}\n{sign.means}", way_out)
+    way_out = HOST if sign.kind == "out of host memory" else " ".join(sign.ways_out())
+    return PlannerError(f"{message}\n{sign.meaning}", way_out)
 
 
 def _input_hint(model: Model) -> str:

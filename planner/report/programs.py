@@ -172,7 +172,7 @@ def _error_lines(run: EmulatedRun) -> list[str]:
         return []
     text = f"It ended by {printable(run.error).splitlines()[0].rstrip('.')}"
     if sign := next((sign for sign in SIGNS if sign.is_sure(run.error)), None):
-        return [f"{text}: {sign.means} {' '.join(sign.remedies())}"]
+        return [f"{text}: {sign.meaning} {' '.join(sign.ways_out())}"]
     if NOT_EMULATED.search(run.error):
         return [sentence("emulated: no such function", said=text)]
     is_of_values = run.error.startswith(VALUE_ERRORS)
@@ -294,15 +294,15 @@ def _whole_table(headers: Sequence[str], rows: list[list[doc.Cell]]) -> doc.Tabl
 
 
 def _finding_lines(finding: Diagnosis) -> Iterator[str]:
-    title = f"possibly {finding.kind}" if finding.apart else finding.kind
+    title = f"possibly {finding.kind}" if finding.to_tell else finding.kind
     or_more = " and more" if finding.count >= MANY else ""
     times = f" ({finding.count:,} times{or_more})" if finding.count > 1 else ""
     ranks = f", rank {', '.join(map(str, finding.ranks))}" if finding.ranks else ""
-    yield f"{title[0].upper()}{title[1:]}{times}{ranks}: {finding.means}"
+    yield f"{title[0].upper()}{title[1:]}{times}{ranks}: {finding.meaning}"
     yield from (f"  line {number}: {text}" for number, text in finding.evidence)
-    yield from (f"- {text}" for text in finding.todo)
-    if finding.apart:
-        yield f"- To tell: {finding.apart}"
+    yield from (f"- {text}" for text in finding.ways_out)
+    if finding.to_tell:
+        yield f"- To tell: {finding.to_tell}"
 
 
 def _failure_tables(reading: SnapshotReading, predicted: Mapping[str, int]) -> Iterator[doc.Part]:

@@ -35,7 +35,7 @@ class Reported:
 
     def outcome(self, reading: LogReading) -> str:
         """How a reading of `log` answers; anything claimed that is not so is "wrong"."""
-        claimed = {kind for kind, found in reading.findings.items() if not found.apart}
+        claimed = {kind for kind, found in reading.findings.items() if not found.to_tell}
         if claimed - {self.answer, *self.also}:
             return "wrong"
         if self.answer is None:

@@ -30,7 +30,7 @@ def first_of(do: str) -> str:
 
 
 def table() -> str:
-    rows = (f"| {sign.kind} | {first_of(sign.todo[0].do)} |\n" for sign in OF_LOGS)
+    rows = (f"| {sign.kind} | {first_of(sign.remedies[0].text)} |\n" for sign in OF_LOGS)
     return HEAD + "".join(rows)
 
 

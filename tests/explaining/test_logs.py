@@ -62,7 +62,7 @@ def test_the_table_in_the_docs_is_the_signs() -> None:
 def test_a_way_out_is_told_of_what_was_found_and_of_nothing_else() -> None:
     for reported in REPORTED:
         findings = read(reported.log).findings.values()
-        told = " ".join(" ".join((found.means, *found.todo)) for found in findings)
+        told = " ".join(" ".join((found.meaning, *found.ways_out)) for found in findings)
         assert [words for words in reported.says if words not in told] == [], reported.source
         assert [words for words in reported.silent if words in told] == [], reported.source
 
@@ -71,13 +71,13 @@ def test_a_bus_error_of_the_training_itself_may_be_the_shared_memory() -> None:
     """A worker hands a batch over, and the process that reads it finds the page missing."""
     for line in ("train.sh: line 3:  4242 Bus error  (core dumped) python",
                  "Fatal Python error: Bus error"):  # fmt: skip
-        assert read(line).findings["shared memory is full"].apart
+        assert read(line).findings["shared memory is full"].to_tell
 
 
 def test_what_is_sure_takes_the_place_of_what_may_be() -> None:
     reading = read("Killed\nslurmstepd: error: Detected 1 oom_kill event in StepId=1.0.\nKilled\n")
     found = reading.findings["killed by the kernel"]
-    assert (found.apart, found.count, found.evidence[0][0]) == ("", 1, 2)
+    assert (found.to_tell, found.count, found.evidence[0][0]) == ("", 1, 2)
 
 
 OOM = "CUDA out of memory. Tried to allocate 512.00 MiB"
@@ -88,7 +88,7 @@ OOM = "CUDA out of memory. Tried to allocate 512.00 MiB"
 def test_memory_that_a_log_shows_to_grow_is_seen(line: str) -> None:
     grown = "".join(line.format(i, 100 + 7 * (i // 3)) + "\n" for i in range(30))
     found = read(f"{grown}{OOM}\n").findings
-    assert found["memory grew"].apart
+    assert found["memory grew"].to_tell
     assert [number for number, _ in found["memory grew"].evidence] == [1, 28]
     assert "memory grew" not in read(grown).findings, "it did not run out"
 
@@ -121,7 +121,7 @@ def test_a_log_that_says_one_thing_for_ever_is_not_looked_through() -> None:
 def test_a_way_out_is_of_the_torch_that_wrote_the_log(version: str, told: str) -> None:
     figures = "10.76 GiB total capacity; 5.00 GiB already allocated; 100.00 MiB free; 10.00 GiB"
     message = f"{OOM} (GPU 0; {figures} reserved in total by PyTorch)"
-    todo = " ".join(read(f"{version}\n{message}\n").findings["out of memory"].todo)
+    todo = " ".join(read(f"{version}\n{message}\n").findings["out of memory"].ways_out)
     assert told in todo
     assert "expandable" not in todo
     assert told or "max_split" not in todo
@@ -130,7 +130,7 @@ def test_a_way_out_is_of_the_torch_that_wrote_the_log(version: str, told: str) -
 def test_expandable_segments_are_not_named_on_windows() -> None:
     path = 'File "C:\\env\\Lib\\site-packages\\torch\\nn\\modules\\linear.py"'
     for where, option in (("", "expandable_segments"), (path, "max_split_size_mb")):
-        todo = " ".join(read(f"{where}\n{LERF.log}\n").findings["out of memory"].todo)
+        todo = " ".join(read(f"{where}\n{LERF.log}\n").findings["out of memory"].ways_out)
         assert option in todo
 
 

@@ -15,7 +15,7 @@ from planner.cli import main
 from planner.core.errors import UsageError, find_word, shorten, unknown_name
 from planner.core.schema import FactoryModel, SwinConfig, TrainSetting, parse
 from planner.core.schema.model import MAX_SIZE
-from planner.core.schema.setting import foreign_options
+from planner.core.schema.setting import OPTIMIZER_FAMILIES, foreign_options
 from planner.core.units import format_bytes, parse_bytes, parse_percent, parse_seconds
 from planner.estimation.arguments import ALL_FIELDS, MAX_NEAR, unknown_field
 from planner.estimation.estimate import estimate
@@ -230,6 +230,8 @@ def test_no_word_is_written_twice_and_none_in_a_way_that_is_never_found() -> Non
     words = [word for word, _ in ALL]
     assert len(set(words)) == len(words)
     assert all(vocabulary._normalize(word) == word for word in words)
+    optimizers = {value for _, answer in ALL for _, value in assignments(answer)}
+    assert optimizers >= set(OPTIMIZER_FAMILIES), "each is a word of some library"
 
 
 def test_every_answer_is_a_field_of_ours_or_says_why_there_is_none() -> None:
@@ -242,8 +244,6 @@ def test_every_answer_is_a_field_of_ours_or_says_why_there_is_none() -> None:
                 data |= beside if field.startswith(prefix) else {}
             if field in foreign_options("none"):
                 data |= {"parallelism": "fsdp"}
-            if schema is SwinConfig:
-                data |= {"library": "native"}
             if {"hsdp", "nodes"} & {field, value} or data.get("parallelism") == "hsdp":
                 data |= {"world_size": 8, "nodes": 4}
             parse(schema, data, word)

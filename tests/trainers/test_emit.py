@@ -90,7 +90,6 @@ def test_what_a_trainer_cannot_say_is_refused_with_a_way_out(
     setting = TrainSetting(batch_size=2, **{"precision": "fp16", **fields})
     with pytest.raises(UnsupportedError, match=law) as caught:
         emit_setting(model, setting, target)
-    assert caught.value.way_out
     assert "--" in caught.value.way_out or "own" in caught.value.way_out
 
 
