@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from planner.core.schema import TrainSetting
 from planner.core.schema.setting import Collective, Group
 from planner.ledger.ledger import NO_KERNEL, Awaited, Computed, Event, Sent, operation_kind
+from planner.training.tasks.contract import all_tensors
 
 _WRITES_ONLY = {"copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_"}
 # Kernels of one call where they are not 1: index_put with accumulate sorts its indices first, the
@@ -192,12 +193,7 @@ def _kernels(name: str, args: tuple[Any, ...]) -> int:
 
 def tensors_in(tree: Any) -> list[Tensor]:
     """All tensors of an operation's arguments or results, with repetitions."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    branches = tree.values() if isinstance(tree, dict) else tree
-    if isinstance(tree, list | tuple | dict):
-        return [tensor for branch in branches for tensor in tensors_in(branch)]
-    return []
+    return list(all_tensors(tree))
 
 
 COMPUTING = 0  # the address of the stream that computes

@@ -31,15 +31,7 @@ from planner.ledger.ledger import (
     OperationKind,
 )
 from planner.memory.compiled import EXTERN_PREFIX, FUSED_PREFIX
-from planner.recording.costs import (
-    COMPUTING,
-    Collectives,
-    copy_cost,
-    cost_of,
-    moved_bytes,
-    tensors_in,
-    transfer_cost,
-)
+from planner.recording import costs
 from planner.recording.history import UNSHARDED, Entry, Marks, marked, write_beside
 
 SELECTS = (
@@ -66,7 +58,7 @@ class Operations(TorchDispatchMode):
         self.supports_higher_order_operators = True
         self.modules = Marks(write=lambda text: None)
         self.modules.name(module)
-        self.collectives = Collectives(setting, lambda event: self.work.append(event))
+        self.collectives = costs.Collectives(setting, lambda event: self.work.append(event))
         self.phases: list[tuple[str, list[Event]]] = []
         self.names: list[str] = []
         self.work: list[Event] = []
@@ -75,6 +67,7 @@ class Operations(TorchDispatchMode):
         self.reads: set[str] = set()  # the places where a model reads values
         self.offloads = setting.offload_optimizer != "none"
         self.is_updating = False
+        self.paths: dict[int, str] = {}  # of a node of autograd, by its number
         self.prefix = "aten."  # of the names of operations; within a compiled graph EXTERN_PREFIX
 
     def end(self, phase: str) -> None:
@@ -127,7 +120,8 @@ class Operations(TorchDispatchMode):
         def hear_launch(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             if not kwargs.get("benchmark_run"):
                 self._name(f"{FUSED_PREFIX}{kernel.fn.__name__.removeprefix(FUSED_PREFIX)}")
-                self.work.append(_fused_cost(self.names[-1], kernel.triton_meta["signature"], args))
+                tensors = dict(zip(kernel.triton_meta["signature"], args, strict=False))
+                self.work.append(_fused_cost(self.names[-1], tensors, self._path()))
             return launch(kernel, *args, **kwargs)
 
         def hear_call(graph: Any, *args: Any) -> Any:
@@ -161,10 +155,10 @@ class Operations(TorchDispatchMode):
             kwargs.pop("rng_state")
         self._name(f"{self.prefix}{func._overloadpacket.__name__}")
         if func.namespace in COLLECTIVES:
-            self.collectives.hear(func, args, self.modules.current())
+            self.collectives.hear(func, args, self._path())
             return func(*args, **kwargs)
-        is_beside = torch.cuda.current_stream().cuda_stream != COMPUTING
-        self.collectives.touch(tensors_in((args, kwargs)), is_beside)
+        is_beside = torch.cuda.current_stream().cuda_stream != costs.COMPUTING
+        self.collectives.touch(costs.tensors_in((args, kwargs)), is_beside)
         before = self.num_selections()
         result = func(*args, **kwargs)
         self.is_selecting |= self.num_selections() > before and _has_size_of_values(func, args)
@@ -183,22 +177,34 @@ class Operations(TorchDispatchMode):
     def _cost(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, is_beside: bool
     ) -> Computed | None:
-        tensors = tensors_in((args, kwargs, result))
+        tensors = costs.tensors_in((args, kwargs, result))
         if not any(tensor.is_cuda for tensor in tensors):
             return None
-        is_update = self.is_updating and self._is_backward()
-        path = IN_BACKWARD if is_update else self.modules.current()
+        path = self._path()
         on_host = any(not tensor.is_cuda and tensor.numel() > 1 for tensor in tensors)
         if on_host and func._overloadpacket.__name__ in ("copy_", "_to_copy"):
-            copy = tensors_in(result)[0]
+            copy = costs.tensors_in(result)[0]
             if is_beside and self.offloads and copy.is_cuda:
-                return transfer_cost(WEIGHT_TO_DEVICE, copy, path)
+                return costs.transfer_cost(WEIGHT_TO_DEVICE, copy, path)
             if is_beside and self.offloads:
-                return transfer_cost(GRADIENT_TO_HOST, copy, IN_BACKWARD)._replace(kernels=0)
-            return transfer_cost(TO_DEVICE if copy.is_cuda else TO_HOST, copy, path)
+                return costs.transfer_cost(GRADIENT_TO_HOST, copy, IN_BACKWARD)._replace(kernels=0)
+            return costs.transfer_cost(TO_DEVICE if copy.is_cuda else TO_HOST, copy, path)
         if func.namespace == "fsdp":
-            return copy_cost(func, args, kwargs, path)
-        return cost_of(func, args, kwargs, result, path)
+            return costs.copy_cost(func, args, kwargs, path)
+        return costs.cost_of(func, args, kwargs, result, path)
+
+    def _path(self) -> str:
+        """The module that runs. In backward, where none runs unless it is recomputed, the one whose
+        forward made the node of autograd that runs: the node of an operation has the number before
+        the one that autograd gives next."""
+        running = self.modules.current()
+        if not self._is_backward():
+            self.paths.setdefault(torch._C._autograd._get_sequence_nr() - 1, running)
+        elif self.is_updating:
+            return IN_BACKWARD
+        elif not running and (node := torch._C._current_autograd_node()) is not None:
+            return self.paths.get(node._sequence_nr(), "")
+        return running
 
     @staticmethod
     def _is_backward() -> bool:
@@ -209,22 +215,21 @@ def _has_size_of_values(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether the size of a result depends on values, for an operation whose kernels selected by
     values. An `index_put` that sums sorts its indices, which are as many whatever they are."""
     is_put = func._overloadpacket.__name__ in ("index_put", "index_put_", "_index_put_impl_")
-    return not is_put or any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(args[1]))
-
-
-def _fused_cost(name: str, names: Iterable[str], arguments: Iterable[Any]) -> Computed:
-    """The work of a kernel that reads and writes each of its tensors once, and computes about once
-    for each element of the largest. `names` are those of its `arguments`."""
-    tensors = {n: t for n, t in zip(names, arguments, strict=False) if isinstance(t, torch.Tensor)}
-    moved = sum(
-        moved_bytes(t) * (2 if argument.startswith("in_out") else 1)
-        for argument, t in tensors.items()
+    return not is_put or any(
+        t.dtype in (torch.bool, torch.uint8) for t in costs.tensors_in(args[1])
     )
-    written = [t for argument, t in tensors.items() if "out" in argument] or [*tensors.values()]
+
+
+def _fused_cost(name: str, arguments: Mapping[str, Any], path: str) -> Computed:
+    """The work of a kernel that reads and writes each tensor of its arguments once, and computes
+    about once for each element of the largest."""
+    tensors = {n: t for n, t in arguments.items() if isinstance(t, torch.Tensor)}
+    moved = sum(costs.moved_bytes(t) * (1 + n.startswith("in_out")) for n, t in tensors.items())
+    written = [t for n, t in tensors.items() if "out" in n] or [*tensors.values()]
     kind: OperationKind = "reduction" if "_red_" in name or "_per_" in name else "pointwise"
     dtype = str(written[0].dtype).removeprefix("torch.") if written else "float32"
     largest = max((t.numel() for t in tensors.values()), default=0)
-    return Computed(name, kind, dtype, largest, moved, 1, "")
+    return Computed(name, kind, dtype, largest, moved, 1, path)
 
 
 def place(frames: Iterable[traceback.FrameSummary]) -> str:

@@ -5,7 +5,7 @@ fuses them to, and the updates that wait until backward is done.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby, pairwise
+from itertools import compress, groupby, pairwise
 from operator import itemgetter
 
 from planner.core.schema.setting import TrainSetting
@@ -19,25 +19,22 @@ WHOLE_MODEL = ""  # the region that is the model, and what the step does around 
 def find_regions(operations: Sequence[Operation], setting: TrainSetting) -> list[str | None]:
     """For each operation the compiled region that runs it, or None.
 
-    Compiled block by block, a region is a block. The kernels of a recorded compiled step have names
-    that tell them. Of an eager step that stands for a compiled one, every operation in a numbered
-    module counts: in the blocks of stages (`layers.0.blocks.1`), where most modules are so deep.
+    Compiled block by block, a region is a numbered module: the blocks of stages
+    (`layers.0.blocks.1`), where most modules are so deep. In a recorded compiled step it is one in
+    which Inductor's kernels run; an eager step that stands for a compiled one has none.
     """
     if setting.compile == "off":
         return [None] * len(operations)
     if setting.compile_scope == "model":
         return [WHOLE_MODEL if phase in COMPILED_PHASES else None for phase, _ in operations]
-    has_kernels = any(is_kernel(operation.name) for _, operation in operations)
     paths = {operation.path: _number_places(operation.path) for _, operation in operations}
     depths = [len(paths[operation.path]) for _, operation in operations if paths[operation.path]]
     is_deep = sum(depth > 1 for depth in depths) > 0.75 * len(depths)
     block = {path: _block_path(path, places, 1 + is_deep) for path, places in paths.items()}
-    return [
-        block[operation.path]
-        if phase in COMPILED_PHASES and (is_kernel(operation.name) or not has_kernels)
-        else None
-        for phase, operation in operations
-    ]
+    regions = [block[o.path] if phase in COMPILED_PHASES else None for phase, o in operations]
+    kernels = [is_kernel(operation.name) for _, operation in operations]
+    compiled = set(compress(regions, kernels)) or set(regions)
+    return [region if region in compiled else None for region in regions]
 
 
 def _number_places(path: str) -> list[int]:

@@ -9,7 +9,7 @@ for, then the cost of each operation, then the step that they add up to. Imports
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -268,14 +268,17 @@ def is_over_list(operation: Computed) -> bool:
 def mark_recomputed(
     operations: Sequence[Operation], regions: Sequence[str | None]
 ) -> Iterator[bool]:
-    """For each operation, whether backward runs it again as forward did; False where compiled."""
-    forward: Counter[tuple[object, ...]] = Counter()
+    """For each operation, whether backward runs it again as forward did; False where compiled. What
+    a module recomputes, it does from its first operation on and before its first gradient."""
+    forward: defaultdict[str, list[tuple[object, ...]]] = defaultdict(list)
     for (phase, operation), region in zip(operations, regions, strict=True):
-        key = operation[0], operation[3:5], operation[6]
-        forward[key] += phase == "forward"
-        is_recomputed = phase == "backward" and region is None and forward[key] > 0
-        forward[key] -= is_recomputed
-        yield is_recomputed
+        key, left = (operation[0], operation[3:5]), forward[operation.path]
+        is_recomputed = phase == "backward" and left[:1] == [key]
+        if phase == "forward":
+            left.append(key)
+        else:
+            del left[: 1 if is_recomputed else None]
+        yield is_recomputed and region is None
 
 
 def _region_call_seconds(rates: DeviceRates, setting: TrainSetting) -> float:

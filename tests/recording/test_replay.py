@@ -23,16 +23,22 @@ from planner.machine.hardware.overheads import overheads_for
 from planner.memory.compiled import pool_graph_memory
 from planner.memory.profile import profile_memory
 from planner.recording.recordings import DEFAULT_CARD, RecordingServer
+from planner.throughput.fusion import find_regions
 from tests.covering import covering
 from tests.recording import models
 from tests.steps import torch_peaks
 
 pytestmark = pytest.mark.timeout(400)
 
+
+def own(name: str) -> FactoryModel:
+    return FactoryModel(
+        factory=f"tests.recording.models:{name}", image_size=(32, 32), num_classes=16
+    )
+
+
+OWN = own("convolutional")
 SWIN = SwinConfig(image_size=(56, 56), depths=(2, 1), num_heads=(3, 6), embed_dim=96, num_classes=9)
-OWN = FactoryModel(
-    factory="tests.recording.models:convolutional", image_size=(32, 32), num_classes=16
-)
 VIT = NamedModel(
     library="timm", name="vit_tiny_patch16_224", task="classification", image_size=(224, 224),
     in_channels=3, num_classes=1000,
@@ -79,8 +85,7 @@ def assert_replays(
     resolved = resolve(model, setting)
     peaks = torch_peaks(recorder, *resolved, gpu)
     ledger = recorder.record(*resolved, gpu)
-    workspace = overheads_for(gpu, ledger.environment).workspace_bytes
-    found = profile_memory(ledger, workspace, None)
+    found = profile_memory(ledger, overheads_for(gpu, ledger.environment).workspace_bytes, None)
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == peaks
     whole = estimate_ledger(*resolved, ledger, gpu)
     assert sum(whole.breakdown.values()) == whole.device_total_bytes
@@ -145,10 +150,14 @@ def test_a_compiled_model_of_the_list(recorder: RecordingServer) -> None:
     ids=str,
 )  # fmt: skip
 def test_what_is_compiled(recorder: RecordingServer, changes: dict[str, Any]) -> None:
-    """Inductor may compile otherwise than it remembers: so it does that first."""
+    """Inductor may compile otherwise than it remembers: so it does that first. Compiled by blocks,
+    the forward and the backward of each of twelve are told."""
     setting = TrainSetting(batch_size=4, **changes)
     torch_peaks(recorder, *resolve(VIT, setting))
-    assert_replays(recorder, VIT, setting)
+    operations = list(assert_replays(recorder, VIT, setting).operations())
+    found = zip(operations, find_regions(operations, setting), strict=True)
+    blocks = {(phase, region) for (phase, _), region in found if region}
+    assert len(blocks) == (2 * 12 if setting.compile_scope == "blocks" else 0)
 
 
 @pytest.mark.parametrize("changes", [{}, DDP, FSDP], ids=str)
@@ -201,11 +210,10 @@ def crossed(ledger: Ledger) -> dict[str, int]:
     """What a rank sends and receives in the second step, by collective. Buffers,
     which the first rank sends to the others, are left out, and norms of all gradients."""
     sent = {e.event.handle: e.event for e in ledger.exchanges() if isinstance(e.event, Sent)}
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for event in sent.values():
-        if event.collective != "broadcast" and event.num_bytes > 1024:
-            found[event.collective] = found.get(event.collective, 0) + event.num_bytes
-    return found
+        found[event.collective] += event.num_bytes if event.num_bytes > 1024 else 0
+    return {collective: num for collective, num in found.items() if collective != "broadcast"}
 
 
 @pytest.mark.parametrize(
@@ -273,12 +281,6 @@ def test_one_process_takes_what_the_first_of_real_ranks_does(
         )  # fmt: skip
     real = json.loads((tmp_path / "0").read_text())
     assert tuple(real) == torch_peaks(recorder, resolved, setting)
-
-
-def own(name: str) -> FactoryModel:
-    return FactoryModel(
-        factory=f"tests.recording.models:{name}", image_size=(32, 32), num_classes=16
-    )
 
 
 def record(recorder: RecordingServer, model: Model, **changes: Any) -> Ledger:
