@@ -30,9 +30,7 @@ from planner.advice.wish import (
     Choice,
     Effect,
     Lever,
-    Updates,
     Wish,
-    effects,
     read_wish,
 )
 from planner.core.errors import PlannerError
@@ -327,17 +325,17 @@ class _Advisor:
             setting=setting,
             estimate=estimate.with_cost(self.length),
             changes=tuple(choice.differences(wish.plain).items()),
-            effects=self._effects(choice.setting),
+            effects=self._effects(choice),
             flags=chosen,
             command=command(self.title, self.of_model, device_flags(wish), chosen),
         )
 
-    def _effects(self, setting: TrainSetting) -> tuple[str, ...]:
-        """What a setting changes in the result. Batch norm normalises over a micro-batch: at
-        another size the model's step is another."""
+    def _effects(self, choice: Choice) -> tuple[str, ...]:
+        """What a choice changes in the result. Batch norm normalises over a micro-batch: at another
+        size the model's step is another."""
         plain = self.wish.plain
-        changed, eager = effects(setting, plain), Choice(plain.uncompiled())
-        if setting.batch_size == plain.batch_size or not self.table.has_step(eager):
+        changed, eager = self.wish.effects(choice), Choice(plain.uncompiled())
+        if choice.setting.batch_size == plain.batch_size or not self.table.has_step(eager):
             return changed
         if not any("batch_norm" in name for name in self.table.operation_names(eager)):
             return changed
@@ -360,7 +358,7 @@ def _lever_state(
         state, reasons = "not allowed", (f"{EFFECTS[lever.effect]}: --allow {option}",)
     elif not possible or (lever.name == "allocator" and wish.has_expandable_segments):
         state, reasons = _state_without_change(lever, wish)
-    elif _is_used(lever, possible, choice, wish):
+    elif wish.is_used(lever, choice):
         state = "recommended" if goes_on else "in the nearest"
         reasons = () if is_refused else reasons  # beside what the choice changes as well
     elif is_refused and {refusal.reason for refusal in refusals} == {NO_RECORDING}:
@@ -383,25 +381,13 @@ def _state_without_change(lever: Lever, wish: Wish) -> tuple[str, tuple[str, ...
     setting = wish.sample.setting
     if lever.name == "allocator" and wish.has_expandable_segments:
         return "already in your setting", ()
-    if any(True for _ in lever.changes(wish.model, setting, wish.rated)):
+    if list(lever.changes(wish, setting)):
         return "kept", ()
     if lever.role == "micro-batch":
         return "not available", ("a batch of 1 has no smaller micro-batches",)
     if lever.name == "attention" and setting.attention == "library":
         return "left to the library", ("--attention eager or sdpa says which, where it has both",)
     return "already in your setting", ()
-
-
-def _is_used(lever: Lever, possible: Iterable[Updates], choice: Choice, wish: Wish) -> bool:
-    """Whether a choice has one of the changes of a lever. A field may belong to several levers."""
-    if not choice.differences(wish.plain).keys() & set(lever.fields):
-        return False
-    if lever.role == "micro-batch":
-        return True
-    return any(
-        all(choice.value(field) == value for field, value in updates.items())
-        for updates in possible
-    )
 
 
 def what_is_left_out(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from planner.advice.table import Table
-from planner.advice.wish import LEVERS, Choice, Effect, Lever, Updates, Wish, effects
+from planner.advice.wish import LEVERS, Choice, Effect, Lever, Updates, Wish
 from planner.core.errors import PlannerError
 from planner.machine.hardware.gpu import peak_flops
 from planner.throughput.result import Breakdown, Part
@@ -99,7 +99,7 @@ def _find_treatments(
             treatment = Treatment(
                 lever.name,
                 tuple(updates.items()),
-                effects(changed.setting, wish.plain),
+                wish.effects(changed),
                 faster,
                 bool(table.estimate(changed).fits),
                 _reason_against(wish, table, choice, changed, lever),
@@ -122,7 +122,7 @@ def _reason_against(wish: Wish, table: Table, choice: Choice, changed: Choice, l
         return "may not fit"
     if lever.effect in wish.allow:
         return ""
-    has_effect = lever.effect in effects(choice.setting, wish.plain)
+    has_effect = lever.effect in wish.effects(choice)
     return f"changes {lever.effect}{' further' if has_effect else ''}"
 
 

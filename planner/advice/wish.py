@@ -1,10 +1,10 @@
 """What a person asks for (a model, the images of a step, a memory, and what must stay), and the
 levers: what may be changed in a setting so that a step needs less memory or less time.
 
-To add a lever, write a function that yields its changes, a line in `LEVERS`, and what it does to
-the result in `effects`. A change maps fields of a setting to new values; the pseudo-field
-`allocator` stands for the caching allocator's options. A lever may offer a change that the model,
-the card or this version cannot run: whoever applies the change finds that out and says why.
+To add a lever, write a function that yields its changes, and a line in `LEVERS`. A change maps
+fields of a setting to new values; the pseudo-field `allocator` stands for the caching allocator's
+options. A lever may offer a change that the model, the card or this version cannot run: whoever
+applies the change finds that out and says why.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from planner.estimation.arguments import (
     read_memory,
     share_of,
 )
-from planner.estimation.estimate import choose, resolve
+from planner.estimation.estimate import choose, default_precision, resolve
 from planner.estimation.ledgers import is_on_shapes
 from planner.libraries.names import find_library
 from planner.machine.hardware.gpu import Gpu, check_precision, find_gpu
@@ -46,7 +46,7 @@ LORA_RANK = 8
 
 Updates = Mapping[str, object]
 Role = Literal["adopt", "either", "search", "resort", "micro-batch"]
-Changes = Callable[[Model, TrainSetting, Gpu | None], Iterable[Updates]]
+Changes = Callable[["Wish", TrainSetting], Iterable[Updates]]
 
 
 @dataclass(frozen=True)
@@ -74,46 +74,45 @@ class Lever:
 
 def _other_values(field: str, *values: object) -> Changes:
     """The changes of `field` to each of `values` but the one that it has."""
-    return lambda _, setting, __: [{field: v} for v in values if v != getattr(setting, field)]
+    return lambda _, setting: [{field: v} for v in values if v != getattr(setting, field)]
 
 
-def _lower_precisions(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    half = "fp16" if gpu is not None and not gpu.has_bf16 else "bf16"
-    order = ("fp32", "tf32", half)
+def _lower_precisions(wish: Wish, setting: TrainSetting) -> Iterator[Updates]:
+    order = ("fp32", "tf32", default_precision(wish.rated))
     if setting.precision in order:
         yield from ({"precision": p} for p in order[order.index(setting.precision) + 1 :])
 
 
-def _other_attentions(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+def _other_attentions(wish: Wish, setting: TrainSetting) -> Iterator[Updates]:
     """A model that is no Swin, whose steps are recorded, is only led away from eager attention."""
     attentions: tuple[str, ...] = ("eager", "sdpa")
-    if not isinstance(model, SwinConfig):
+    if not isinstance(wish.model, SwinConfig):
         attentions = ("sdpa",) if setting.attention == "eager" else ()
     elif setting.attention == "library":
-        default = find_library(model.library).default_attention(model)
+        default = find_library(wish.model.library).default_attention(wish.model)
         attentions = tuple(a for a in attentions if a != default)
     yield from ({"attention": a} for a in attentions if a != setting.attention)
 
 
-def _fused_optimizer(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+def _fused_optimizer(_: Wish, setting: TrainSetting) -> Iterator[Updates]:
     if setting.optimizer_implementation not in ("fused", "8bit"):
         yield {"optimizer": f"{setting.optimizer_family}-fused"}
 
 
-def _checkpointings(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+def _checkpointings(wish: Wish, setting: TrainSetting) -> Iterator[Updates]:
     """From the one that saves least to the one that saves most. The first blocks hold most
     activations, so `blocks:k` is offered for the blocks before the longest stage and for half of
     all. Whole stages save what their blocks save."""
     values = ["none", "blocks"]
-    if isinstance(model, SwinConfig):
-        depths = model.depths
+    if isinstance(wish.model, SwinConfig):
+        depths = wish.model.depths
         before_longest, half = sum(depths[: depths.index(max(depths))]), sum(depths) // 2
         counts = sorted({k for k in (before_longest, half) if 0 < k < sum(depths)})
         values = ["none", "selective", *(f"blocks:{k}" for k in counts), "blocks"]
     yield from ({"checkpointing": v} for v in values if v != setting.checkpointing)
 
 
-def _compile_modes(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+def _compile_modes(_: Wish, setting: TrainSetting) -> Iterator[Updates]:
     """max-autotune and max-autotune-no-cudagraphs differ from these two modes only in kernels that
     are tuned on the device, which no estimate knows."""
     for mode in ("default", "reduce-overhead"):
@@ -123,34 +122,34 @@ def _compile_modes(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator
         yield {"compile": "off", "compile_scope": "model", "activation_memory_budget": 1.0}
 
 
-def _memory_budget(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+def _memory_budget(_: Wish, setting: TrainSetting) -> Iterator[Updates]:
     mode = setting.compile if setting.compile != "off" else "default"
     yield {"activation_memory_budget": 0.5, "compile": mode}
 
 
-def _eight_bits(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+def _eight_bits(_: Wish, setting: TrainSetting) -> Iterator[Updates]:
     if setting.precision != "fp8":
         yield {"precision": "fp8"}
 
 
-def _other_optimizers(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+def _other_optimizers(_: Wish, setting: TrainSetting) -> Iterator[Updates]:
     for optimizer in ("adamw-8bit", "lion", "adafactor"):
         if optimizer.partition("-")[0] != setting.optimizer_family or "8bit" in optimizer:
             yield {"optimizer": optimizer}
 
 
-def _adapters(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+def _adapters(_: Wish, setting: TrainSetting) -> Iterator[Updates]:
     if not setting.lora_rank:
         yield {"lora_rank": LORA_RANK}
         yield {"lora_rank": LORA_RANK, "lora_targets": "all"}
 
 
-def _frozen_stages(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    last = model.num_stages if isinstance(model, SwinConfig) else 2
+def _frozen_stages(wish: Wish, setting: TrainSetting) -> Iterator[Updates]:
+    last = wish.model.num_stages if isinstance(wish.model, SwinConfig) else 2
     yield from ({"frozen_stages": n} for n in range(setting.frozen_stages + 1, last))
 
 
-def _fewest_micro_batches(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+def _fewest_micro_batches(_: Wish, setting: TrainSetting) -> Iterator[Updates]:
     """One example: a search tries every divisor."""
     for parts in range(2, setting.batch_size + 1):
         if setting.batch_size % parts == 0:
@@ -164,11 +163,11 @@ def _fewest_micro_batches(_: Model, setting: TrainSetting, gpu: Gpu | None) -> I
 LEVERS: tuple[Lever, ...] = (
     Lever("precision", ("precision",), "rounding", "adopt",
           "16 bits where they are enough", _lower_precisions, is_for_speed=True),
-    Lever("fused optimizer", ("optimizer",), "nothing", "adopt",
+    Lever("fused optimizer", ("optimizer",), "rounding", "adopt",
           "one kernel for the update, without temporaries", _fused_optimizer, is_for_speed=True),
     Lever("allocator", (ALLOCATOR,), "nothing", "adopt",
           "segments that grow in place of new ones", lambda *_: [{ALLOCATOR: EXPANDABLE}]),
-    Lever("memory format", ("memory_format",), "nothing", "adopt",
+    Lever("memory format", ("memory_format",), "rounding", "adopt",
           "the layout of images and feature maps",
           _other_values("memory_format", "channels_last", "contiguous")),
     Lever("attention", ("attention",), "rounding", "either",
@@ -192,29 +191,13 @@ LEVERS: tuple[Lever, ...] = (
           _other_values("offload", "activations", "none")),
     Lever("checkpointing", ("checkpointing",), "nothing", "search",
           "activations are computed again in backward", _checkpointings),
-    Lever("accumulation", ("batch_size", "accumulate"), "nothing", "micro-batch",
+    Lever("accumulation", ("batch_size", "accumulate"), "rounding", "micro-batch",
           "the images of a step in smaller micro-batches", _fewest_micro_batches),
     Lever("memory budget", ("activation_memory_budget",), "rounding", "search",
           "the compiler recomputes what is cheap", _memory_budget),
     Lever("compile", ("compile", "compile_scope", "activation_memory_budget"), "rounding", "search",
           "pointwise chains become one kernel", _compile_modes, is_for_speed=True),
 )  # fmt: skip
-
-
-def effects(setting: TrainSetting, plain: TrainSetting) -> tuple[Effect, ...]:
-    """What changes in the result when `setting` is run in place of `plain`."""
-    changed = setting.differences(plain).keys()
-    is_8bit, was_8bit = (s.optimizer_implementation == "8bit" for s in (setting, plain))
-    has_other_updates = setting.optimizer_family != plain.optimizer_family or is_8bit != was_8bit
-    is_lossy = setting.precision in ("pure-bf16", "fp8")
-    happens: dict[Effect, bool] = {
-        "rounding": bool({"compile", "attention", "activation_memory_budget"} & changed)
-        or ("precision" in changed and not is_lossy),
-        "learning rate": setting.global_batch != plain.global_batch,
-        "recipe": has_other_updates or ("precision" in changed and is_lossy),
-        "trained part": bool({"lora_rank", "lora_targets", "frozen_stages"} & changed),
-    }
-    return tuple(effect for effect in EFFECTS if happens.get(effect)) or ("nothing",)
 
 
 REFERENCE = "a100-sxm-80gb"  # by its rates ways are ordered where only a memory is named
@@ -281,7 +264,8 @@ class Wish:
     @property
     def is_splittable(self) -> bool:
         """Whether the images of a step may be split into other micro-batches."""
-        return self.share is not None and not self.keep & {"batch_size", "accumulate"}
+        kept = {"batch_size", "accumulate", "rounding"}
+        return self.share is not None and not self.keep & kept
 
     @property
     def has_expandable_segments(self) -> bool:
@@ -314,8 +298,25 @@ class Wish:
         """The changes of `lever` to `choice` that touch nothing that is to be kept."""
         if lever.effect in self.keep:
             return []
-        updates = lever.changes(self.model, choice.setting, self.rated)
+        updates = lever.changes(self, choice.setting)
         return [one for one in updates if not self._touches_what_is_kept(one, choice)]
+
+    def is_used(self, lever: Lever, choice: Choice) -> bool:
+        """Whether `choice` has one of the changes of `lever`. A field may belong to several."""
+        changed = choice.differences(self.plain).keys() & set(lever.fields)
+        if lever.role == "micro-batch":
+            return "accumulate" in changed
+        return bool(changed) and any(
+            all(choice.value(field) == updates[field] for field in updates if field in lever.fields)
+            for updates in self.changes(lever, self.sample)
+        )
+
+    def effects(self, choice: Choice) -> tuple[Effect, ...]:
+        """What changes in the result when `choice` is run in place of the wish."""
+        found = {lever.effect for lever in LEVERS if self.is_used(lever, choice)} - {"nothing"}
+        if choice.setting.global_batch != self.plain.global_batch:
+            found.add("learning rate")
+        return tuple(effect for effect in EFFECTS if effect in found) or ("nothing",)
 
     def _touches_what_is_kept(self, updates: Updates, choice: Choice) -> bool:
         fields = self.keep & updates.keys()

@@ -11,12 +11,10 @@ from click.testing import CliRunner
 from planner import advise
 from planner.advice.advising import Advice
 from planner.advice.table import Table
-from planner.advice.wish import ALLOCATOR, ALLOWED, FAITHFUL, LEVERS, Choice, effects, read_wish
+from planner.advice.wish import ALLOWED, FAITHFUL, LEVERS, Choice, Wish, read_wish
 from planner.cli import cli, main
 from planner.core.errors import UnsupportedError, UsageError
-from planner.core.schema import NamedModel, TrainSetting
-from planner.estimation.estimate import choose
-from planner.machine.hardware import find_gpu
+from planner.core.schema import NamedModel
 from tests.answers import advice_text
 from tests.steps import TINY, TINY_FIELDS
 
@@ -33,6 +31,13 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     status = main(["advise", *arguments])
     out, err = capsys.readouterr()
     return status, out, err
+
+
+def wish_for(model: str | NamedModel, **overrides: Any) -> Wish:
+    return read_wish(
+        model, None, gpu="rtx 4090", memory_bytes=None, batch_size=64, global_batch=None,
+        keep=(), allow=(), allocator=None, overrides=overrides,
+    )  # fmt: skip
 
 
 def test_every_row_is_the_estimate_of_its_own_command(advice: Advice) -> None:
@@ -79,10 +84,7 @@ def test_where_the_wish_may_not_fit_a_batch_that_surely_does_comes_first() -> No
 
 def test_ways_that_share_their_rates_are_told_apart_by_what_differs() -> None:
     """As long on the same bound, so that no rate of the card turns the order; or not."""
-    wish = read_wish(
-        "native:swin_tiny", None, gpu="rtx 4090", memory_bytes=None, batch_size=64,
-        global_batch=None, keep=(), allow=(), allocator=None, overrides={},
-    )  # fmt: skip
+    wish = wish_for("native:swin_tiny")
     estimates = Table(wish)
 
     def choice(**changes: Any) -> Choice:
@@ -111,6 +113,7 @@ def test_no_reason_against_a_lever_holds_for_the_recommended_too(wish: dict[str,
     assert best is not None
     allowed = {*FAITHFUL, *(ALLOWED[name] for name in wish.get("allow", ()))}
     states = {lever.name: lever.state for lever in found.levers}
+    assert (best.effects == ("nothing",)) is (states["fused optimizer"] == "kept")
     for treatment in found.bottleneck.treatments:
         effect = next(lever.effect for lever in LEVERS if lever.name == treatment.lever)
         if treatment.why == "does not fit":
@@ -316,8 +319,8 @@ def test_attention_is_a_lever_of_any_model_that_computes_it_by_operations() -> N
     lever = next(lever for lever in LEVERS if lever.name == "attention")
     model = NamedModel(library="timm", name="vit_tiny_patch16_224", task="classification")
     for said, changes in {"eager": [{"attention": "sdpa"}], "sdpa": [], "library": []}.items():
-        setting = TrainSetting.model_validate({"attention": said})
-        assert list(lever.changes(model, setting, None)) == changes
+        wish = wish_for(model, attention=said)
+        assert wish.changes(lever, Choice(wish.plain)) == changes
 
 
 def test_a_lever_whose_step_would_be_recorded_is_named_and_no_recording_begins(
@@ -429,11 +432,10 @@ def test_what_cannot_be_estimated_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     assert "ZeroDivisionError" in said
 
 
-def test_each_lever_has_the_effect_that_a_setting_with_it_has() -> None:
-    """`effects` compares settings, and knows nothing of the levers."""
-    gpu = find_gpu("rtx-4090")
-    model, plain = choose("native:swin_tiny", None, gpu, {"precision": "fp32"})
+def test_each_change_of_a_lever_has_its_effect_and_no_other() -> None:
+    """Also where several levers share a field. A larger batch is no other rounding."""
+    wish = wish_for("native:swin_tiny", precision="fp32")
     for lever in LEVERS:
-        for change in lever.changes(model, plain, gpu):
-            fields = {field: value for field, value in change.items() if field != ALLOCATOR}
-            assert lever.effect in effects(plain.model_copy(update=fields), plain), lever.name
+        for change in wish.changes(lever, wish.sample):
+            assert wish.effects(wish.sample.updated(change)) == (lever.effect,), lever.name
+    assert wish.effects(wish.sample.updated({"batch_size": 128})) == ("learning rate",)
