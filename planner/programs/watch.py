@@ -99,6 +99,7 @@ class Watch:
         self._pending = 0
         if self._step == WARM_UP_STEPS:
             self._seen, self._since = Seen(), perf_counter()
+            self._retries = _counters().get("num_alloc_retries", 0)
         elif self._step > WARM_UP_STEPS and perf_counter() - self._since >= self._every_seconds:
             self._report()
 
@@ -161,9 +162,8 @@ class Watch:
     def _report(self) -> None:
         now, seen = perf_counter(), self._seen
         seen.seconds = now - self._since - seen.paused
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
-            card, stats = torch.cuda.get_device_properties(), torch.cuda.memory_stats()
+        if stats := _counters():
+            card = sys.modules["torch"].cuda.get_device_properties()
             seen.gpu = _name(card.name, card.total_memory)
             seen.peaks = {kind: stats[f"{kind}_bytes.all.peak"] for kind in KINDS}
             seen.retries = stats["num_alloc_retries"] - self._retries
@@ -188,6 +188,12 @@ def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _counters() -> Mapping[str, int]:
+    """torch's counters of the GPU's memory; none before CUDA is initialised."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.memory_stats() if torch is not None else {}
+
+
 def _count_images(batch: Any) -> int:
     """The length of the first tensor in a batch; 0 where there is none."""
     if isinstance(batch, dict):
@@ -208,20 +214,15 @@ def _name(device: str, total_bytes: int) -> str:
 
 def figures(seen: Seen, planned: Planned | None) -> str:
     """`612 images/s (plan: 640), peak allocated 10.21 GiB (plan: 10.10 GiB)`."""
-    rate, planned_rate = seen.images / seen.seconds, planned.rate if planned else None
-    plan = _plan(format_rate(planned_rate)) if planned_rate else ""
-    parts = [f"{format_rate(rate)} images/s{plan}"]
+    plan = f" (plan: {format_rate(planned.rate)})" if planned and planned.rate else ""
+    parts = [f"{format_rate(seen.images / seen.seconds)} images/s{plan}"]
     if seen.waited:
         parts.append(f"{seen.waited / seen.seconds:.0%} waiting for data")
     for kind, peak in seen.peaks.items():
         planned_peak = planned.peaks.get(kind) if planned else None
-        plan = _plan(format_bytes(planned_peak)) if planned_peak else ""
+        plan = f" (plan: {format_bytes(planned_peak)})" if planned_peak else ""
         parts.append(f"peak {kind} {format_bytes(peak)}{plan}")
     return ", ".join(parts)
-
-
-def _plan(figure: str) -> str:
-    return f" (plan: {figure})"
 
 
 def differences(seen: Seen, planned: Planned | None) -> dict[str, str]:
@@ -232,9 +233,8 @@ def differences(seen: Seen, planned: Planned | None) -> dict[str, str]:
             f"{seen.retries} allocations succeeded only after cached memory was given back: the "
             "device is full, and each retry waits for it."
         )
-    if seen.waited > WAIT_SHARE * seen.seconds:
-        share = f"{seen.waited / seen.seconds:.0%}"
-        kinds["waiting for data"] = f"{share} of the time was spent waiting for batches."
+    if (share := seen.waited / seen.seconds) > WAIT_SHARE:
+        kinds["waiting for data"] = f"{share:.0%} of the time was spent waiting for batches."
     if planned is None:
         return kinds
     images, rate, expected = seen.images / seen.steps, seen.images / seen.seconds, planned.rate
