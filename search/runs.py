@@ -16,9 +16,8 @@ from planner.estimation.arguments import (
     MODEL_FIELDS,
     ModelLike,
     SettingLike,
-    allocator_here,
-    read_gpu,
-    read_memory,
+    Target,
+    read_target,
 )
 from planner.estimation.estimate import choose, estimate_ledger
 from planner.estimation.ledgers import step_ledger
@@ -36,7 +35,7 @@ from planner.trainers.emission import read_result
 from search.loop.records import read_records
 from search.probe.evidence import is_disturbed, is_feasible, rate_interval
 
-Target = ModelLike | Run | PredictedStep
+ReportTarget = ModelLike | Run | PredictedStep
 _START_BYTES = 2000  # of a file, in which a page says that it is one
 MAX_SUBJECTS = 100  # of one page: more make a table of `planner estimate`
 WHAT_A_RUN_IS = (
@@ -45,7 +44,7 @@ WHAT_A_RUN_IS = (
 
 
 def write_report(
-    targets: Target | Sequence[Target],
+    targets: ReportTarget | Sequence[ReportTarget],
     output: str | os.PathLike[str] = "report.html",
     *,
     title: str = "",
@@ -66,7 +65,7 @@ def write_report(
     Raises UsageError and PlannerError, if possible before anything is estimated.
     """
     several = isinstance(targets, Sequence) and not isinstance(targets, str)
-    listed: list[Target] = list(targets) if several else [targets]  # type: ignore[arg-type,list-item]
+    listed: list[ReportTarget] = list(targets) if several else [targets]  # type: ignore[arg-type,list-item]
     if not listed:
         raise UsageError("a report needs a run or a model.", "Name one at least.")
     path = check_page(output, force)
@@ -104,26 +103,17 @@ def report_estimate(
     **overrides: Any,
 ) -> PredictedStep:
     """An estimate with its ledger, for `write_report`; its arguments are `planner.estimate`'s."""
-    device, memory, options = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
-    config, chosen = choose(model, setting, device, overrides)
-    step = predicted_step(config, chosen, device, memory, options, link, recorded)
+    target = read_target(gpu, memory_bytes, allocator, link, recorded)
+    config, chosen = choose(model, setting, target.gpu, overrides)
+    step = predicted_step(config, chosen, target)
     typed = {name: str(value) for name, value in overrides.items() if name in MODEL_FIELDS}
     return replace(step, model_text=model if isinstance(model, str) else "", fields=typed)
 
 
-def predicted_step(
-    model: Model,
-    setting: ResolvedSetting,
-    gpu: Gpu | None,
-    memory_bytes: int | None,
-    allocator: AllocatorConfig | None,
-    link: str | None,
-    recorded: bool,
-) -> PredictedStep:
+def predicted_step(model: Model, setting: ResolvedSetting, target: Target) -> PredictedStep:
     """An estimate with its ledger, from arguments that were read."""
-    ledger = step_ledger(model, setting, recorded, gpu)
-    estimate = estimate_ledger(model, setting, ledger, gpu, memory_bytes, allocator, link=link)
-    return PredictedStep(estimate, ledger, gpu, allocator, link, memory_bytes)
+    ledger = step_ledger(model, setting, target.recorded, target.gpu)
+    return PredictedStep(estimate_ledger(model, setting, ledger, target), ledger, target)
 
 
 def check_target(target: str) -> None:
@@ -171,7 +161,7 @@ def check_subjects(subjects: Sequence[Subject]) -> None:
             name = f"the run {shorten(as_text(subject.place))}"
         else:
             estimate = subject.estimate
-            identity = (repr(estimate), repr(subject.allocator), subject.link)
+            identity = (repr(estimate), repr(subject.target.allocator), subject.target.link)
             setting = describe_setting(estimate.setting, estimate.model)
             name = f"{subject.title} with {setting}"
         refuse_if(identity in identities, f"{name} is named twice.", "Name each once.")

@@ -14,6 +14,7 @@ import pytest
 
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.units import MIB
+from planner.estimation.arguments import Target
 from planner.estimation.estimate import estimate_ledger
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Event, Freed, Ledger, Tagged
@@ -121,7 +122,7 @@ def measured_peaks(model: Model, setting: TrainSetting) -> dict[str, int]:
 def assert_as_torch(config: SwinConfig, setting: ResolvedSetting, error: float = 0.0) -> None:
     """Allocated to the byte, reserved but for a segment; or both within a share of `error`."""
     gpu = find_gpu(CARD)
-    found = estimate_ledger(config, setting, step_ledger(config, setting, gpu=gpu), gpu)
+    found = estimate_ledger(config, setting, step_ledger(config, setting, gpu=gpu), Target(gpu))
     allocated, reserved = torch_peaks(recorder, config, setting, gpu)
     off = found.peak_allocated_bytes - allocated, found.peak_reserved_bytes - reserved
     assert abs(off[0]) <= error * allocated, off

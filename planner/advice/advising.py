@@ -37,7 +37,7 @@ from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.core.units import format_range
-from planner.estimation.arguments import ModelLike, SettingLike
+from planner.estimation.arguments import ModelLike, SettingLike, read_target
 from planner.estimation.estimate import Estimate
 from planner.machine.hardware.gpu import Gpu
 from planner.memory.allocator_config import AllocatorConfig
@@ -185,12 +185,12 @@ def advise(
     Raises UsageError for what is unknown or cannot be read, UnsupportedError for a wish that the
     model's library or the card cannot run.
     """
+    target = read_target(gpu, memory_bytes, allocator, link)
     wish = read_wish(
-        model, setting, gpu=gpu, memory_bytes=memory_bytes, batch_size=batch_size,
-        global_batch=global_batch, keep=keep, allow=allow, allocator=allocator,
-        link=link, overrides=overrides,
+        model, setting, target, batch_size=batch_size, global_batch=global_batch, keep=keep,
+        allow=allow, overrides=overrides,
     )  # fmt: skip
-    length = read_length(epochs, images_per_epoch, wish.gpu)
+    length = read_length(epochs, images_per_epoch, target.gpu)
     title = str(model) if isinstance(model, str | PathLike) else wish.model.title
     of_model = {k: v for k, v in overrides.items() if k not in TrainSetting.model_fields}
     if isinstance(model, FactoryModel):
@@ -239,7 +239,7 @@ class _Advisor:
         need = nearest.estimate.device_total_bytes if nearest else 0
         return Advice(
             model=wish.model,
-            gpu=wish.gpu.name if wish.gpu else None,
+            gpu=wish.target.gpu.name if wish.target.gpu else None,
             rated=wish.rated.name,
             budget_bytes=budget,
             share=wish.share,
@@ -321,13 +321,14 @@ class _Advisor:
         if estimate.setting.optimizer == OWN_OPTIMIZER:
             setting = setting.model_copy(update={"optimizer": OWN_OPTIMIZER})
         chosen = flags(choice, self.allocator, wish)
+        device = device_flags(wish.target, wish.plain.world_size)
         return Way(
             setting=setting,
             estimate=estimate.with_cost(self.length),
             changes=tuple(choice.differences(wish.plain).items()),
             effects=self._effects(choice),
             flags=chosen,
-            command=command(self.title, self.of_model, device_flags(wish), chosen),
+            command=command(self.title, self.of_model, device, chosen),
         )
 
     def _effects(self, choice: Choice) -> tuple[str, ...]:

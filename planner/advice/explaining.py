@@ -58,8 +58,8 @@ def find_bottleneck(wish: Wish, table: Table, choice: Choice, is_recommended: bo
     """What the step of `choice` waits for, and what would treat it."""
     time = table.estimate(choice).throughput
     assert time is not None, "there are rates"
-    model_share = None
-    peak = peak_flops(wish.gpu, choice.setting.precision) if wish.gpu else None
+    model_share, gpu = None, wish.target.gpu
+    peak = peak_flops(gpu, choice.setting.precision) if gpu else None
     if peak is not None:
         without_recomputation = choice.updated({"checkpointing": "none", "offload": "none"})
         model_share = table.matrix_flops(without_recomputation) / time.step_seconds / peak

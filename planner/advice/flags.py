@@ -8,9 +8,8 @@ from planner.core.errors import UnsupportedError
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.validation import declared_options
 from planner.core.units import exact_bytes
+from planner.estimation.arguments import Target
 from planner.estimation.estimate import Estimate, default_precision, resolve
-from planner.machine.hardware.gpu import Gpu
-from planner.memory.allocator_config import AllocatorConfig
 
 # Fields that have an option of their own; of the others --set takes the name.
 OPTIONS = {name: said.flag_of(name) for name, said in declared_options(TrainSetting).items()}
@@ -23,7 +22,7 @@ def flags(choice: Choice, allocator: str | None, wish: Wish) -> tuple[str, ...]:
     if choice.expandable:
         options.append("expandable_segments:True")
     setting = choice.setting.without_recipe(isinstance(wish.model, SwinConfig))
-    chosen = setting_flags(setting, default_precision(wish.gpu))
+    chosen = setting_flags(setting, default_precision(wish.target.gpu))
     return (*chosen, *allocator_flags(",".join(options)))
 
 
@@ -65,18 +64,13 @@ def command(
     return shlex.join(["planner", name, model, *said, *chosen, *device])
 
 
-def device_flags(wish: Wish) -> tuple[str, ...]:
-    link = wish.link if wish.plain.world_size > 1 else None
-    return memory_flags(wish.gpu, wish.memory_bytes, link)
-
-
-def memory_flags(gpu: Gpu | None, memory_bytes: int | None, link: str | None) -> tuple[str, ...]:
+def device_flags(target: Target, world_size: int) -> tuple[str, ...]:
     """The device, the memory to fit into, and what joins several."""
-    found = ["--gpu", gpu.name] if gpu else []
-    if memory_bytes is not None:
-        found += ["--memory", exact_bytes(memory_bytes)]
-    if link is not None:
-        found += ["--link", link]
+    found = ["--gpu", target.gpu.name] if target.gpu else []
+    if target.memory_bytes is not None:
+        found += ["--memory", exact_bytes(target.memory_bytes)]
+    if target.link is not None and world_size > 1:
+        found += ["--link", target.link]
     return tuple(found)
 
 
@@ -85,19 +79,18 @@ _OF_ADVISE = {field: OPTIONS[field] for field in ("world_size", "nodes", "parall
 
 
 def command_of(
-    name: str, estimate: Estimate, said: str, fields: Mapping[str, str], gpu: Gpu | None,
-    memory_bytes: int | None, link: str | None, allocator: AllocatorConfig | None,
-) -> str:  # fmt: skip
+    name: str, estimate: Estimate, said: str, fields: Mapping[str, str], target: Target
+) -> str:
     """`planner NAME …` for an estimate of a model, as it was `said`. `estimate` and `advise` take
     different options."""
     setting = _as_said(estimate)
     own = _OF_ADVISE if name == "advise" else OPTIONS
-    chosen = setting_flags(setting, default_precision(gpu), own)
-    config = allocator.source if allocator is not None else ""
+    chosen = setting_flags(setting, default_precision(target.gpu), own)
+    config = target.allocator.source if target.allocator is not None else ""
     return command(
         said or estimate.model.title,
         fields,
-        memory_flags(gpu, memory_bytes, link if setting.world_size > 1 else None),
+        device_flags(target, setting.world_size),
         (*chosen, *allocator_flags(_options(config))),
         name,
     )

@@ -136,7 +136,7 @@ class Table:
         self, steps: Iterable[ResolvedSetting], recorded: bool = True,
         limit_seconds: float | None = None,
     ) -> list[PlannerError | None]:  # fmt: skip
-        requests = [(self.wish.model, step, self.wish.gpu) for step in steps]
+        requests = [(self.wish.model, step, self.wish.target.gpu) for step in steps]
         return record_ledgers(requests, limit_seconds=limit_seconds, recorded=recorded)
 
     def settle(self, choices: Iterable[Choice]) -> bool:
@@ -174,11 +174,10 @@ class Table:
             self._interpolated.add(choice)
             estimates = [self.estimate(other) for other in interpolation.choices]
             return combined(interpolation.combine, setting, estimates[-1], *estimates)
-        return estimate_ledger(
-            wish.model, setting, self._ledger(setting), wish.gpu, wish.memory_bytes,
-            wish.config(choice), None if wish.gpu else self.rates, wish.link,
-            time=self._time(choice) if wish.gpu else None,
-        )  # fmt: skip
+        target, ledger = wish.target_of(choice), self._ledger(setting)
+        if target.gpu is None:
+            return estimate_ledger(wish.model, setting, ledger, target, self.rates)
+        return estimate_ledger(wish.model, setting, ledger, target, time=self._time(choice))
 
     def is_interpolated(self, choice: Choice) -> bool:
         """Whether the bytes of a choice are interpolated."""
@@ -206,7 +205,8 @@ class Table:
     def least_bytes(self, choice: Choice) -> int:
         """The bytes that are alive at the peak, and the CUDA context's: without what the allocator
         rounds and keeps."""
-        return self.estimate(choice).peak_live_bytes + overheads_for(self.wish.gpu).context_bytes
+        context_bytes = overheads_for(self.wish.target.gpu).context_bytes
+        return self.estimate(choice).peak_live_bytes + context_bytes
 
     def seconds(self, choice: Choice) -> float:
         """The seconds of one optimizer step."""
@@ -246,7 +246,7 @@ class Table:
             times = [self._time(other) for other in choices]
             return combined_time(combine, setting, times[-1], *times)
         ledger = self._ledger(setting)
-        exchanges = find_exchanges(ledger, setting, self.wish.rated, self.wish.link)
+        exchanges = find_exchanges(ledger, setting, self.wish.rated, self.wish.target.link)
         return step_time(ledger, setting, self.rates, exchanges)
 
     def _interpolation(self, choice: Choice, of_bytes: bool = False) -> Interpolation | None:
@@ -313,7 +313,7 @@ class Table:
         """Whether a recorded ledger is kept; on shapes only compiled steps are recorded."""
         if self.is_on_shapes and not has_known_graphs(setting):
             return False
-        step = recordings.step_of(self.wish.model, setting, self.wish.gpu)
+        step = recordings.step_of(self.wish.model, setting, self.wish.target.gpu)
         if not self._is_kept.get(step):
             self._is_kept[step] = isinstance(recordings.find(step), Ledger)
         return self._is_kept[step]
@@ -327,7 +327,7 @@ class Table:
             while len(self._ledgers) >= MAX_LEDGERS:
                 del self._ledgers[next(iter(self._ledgers))]
             self._ledgers[key] = step_ledger(
-                self.wish.model, setting, recorded=not self.is_on_shapes, gpu=self.wish.gpu
+                self.wish.model, setting, not self.is_on_shapes, self.wish.target.gpu
             )
         return self._ledgers[key]
 

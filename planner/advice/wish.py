@@ -19,9 +19,7 @@ from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.estimation.arguments import (
     ModelLike,
     SettingLike,
-    allocator_here,
-    read_gpu,
-    read_memory,
+    Target,
     share_of,
 )
 from planner.estimation.estimate import choose, default_precision, resolve
@@ -242,24 +240,20 @@ class Wish:
 
     `plain` is the setting as that person would run it. Every way must see the images of `share` in
     one optimizer step on one device; None where the batch is free. `keep` are the fields that stay
-    as they are, `allow` the effects that are welcome. `gpu` is None where only a memory was named.
-    `link` joins several GPUs, as `planner estimate --link` takes it.
+    as they are, `allow` the effects that are welcome. The `target` has a GPU, or only a memory.
     """
 
     model: Model
     plain: TrainSetting
-    gpu: Gpu | None
-    memory_bytes: int | None
-    allocator: AllocatorConfig | None
+    target: Target
     share: int | None
     keep: frozenset[str]
     allow: frozenset[Effect]
-    link: str | None = None
 
     @property
     def rated(self) -> Gpu:
         """The card by whose rates ways are ordered."""
-        return self.gpu or find_gpu(REFERENCE)
+        return self.target.gpu or find_gpu(REFERENCE)
 
     @property
     def is_splittable(self) -> bool:
@@ -269,7 +263,8 @@ class Wish:
 
     @property
     def has_expandable_segments(self) -> bool:
-        return self.allocator is not None and self.allocator.expandable_segments
+        allocator = self.target.allocator
+        return allocator is not None and allocator.expandable_segments
 
     @property
     def sample(self) -> Choice:
@@ -285,14 +280,15 @@ class Wish:
         images = choice.setting.batch_size * choice.setting.accumulate
         return abs(log(images / (self.plain.batch_size * self.plain.accumulate)))
 
-    def config(self, choice: Choice) -> AllocatorConfig | None:
-        """The caching allocator's options under `choice`."""
+    def target_of(self, choice: Choice) -> Target:
+        """The target, with the caching allocator's options under `choice`."""
         if not choice.expandable:
-            return self.allocator
-        base = self.allocator or AllocatorConfig()
-        options = base.source or "the options given"
-        source = f"{options}, and expandable segments" if self.allocator else "expandable segments"
-        return replace(base, expandable_segments=True, source=source)
+            return self.target
+        base, source = self.target.allocator, "expandable segments"
+        if base is not None:
+            source = f"{base.source or 'the options given'}, and {source}"
+        options = replace(base or AllocatorConfig(), expandable_segments=True, source=source)
+        return replace(self.target, allocator=options)
 
     def changes(self, lever: Lever, choice: Choice) -> list[Updates]:
         """The changes of `lever` to `choice` that touch nothing that is to be kept."""
@@ -339,46 +335,39 @@ class Wish:
 
     def resolved(self, setting: TrainSetting) -> ResolvedSetting:
         """The setting as the model's library runs it. Raises UnsupportedError where it does not."""
-        check_precision(self.gpu, setting.precision)
+        check_precision(self.target.gpu, setting.precision)
         return resolve(self.model, setting)[1]
 
 
 def read_wish(
     model: ModelLike,
     setting: SettingLike | None,
+    target: Target,
     *,
-    gpu: str | Gpu | None,
-    memory_bytes: int | str | None,
     batch_size: int | None,
     global_batch: int | None,
     keep: Iterable[str],
     allow: Iterable[str],
-    allocator: str | AllocatorConfig | None,
     overrides: Mapping[str, Any],
-    link: str | None = None,
 ) -> Wish:
     """The wish that the arguments of `planner.advise` mean. Raises UsageError for what cannot be
     read, UnsupportedError for what cannot run."""
-    device, memory = read_gpu(gpu), read_memory(memory_bytes)
-    if device is None and memory is None:
+    if target.budget_bytes is None:
         raise UsageError("advice needs a memory to fit into.", "Add --gpu NAME or --memory SIZE.")
     kept, allowed = _read_kept(keep), _read_allowed(allow)
     fields = dict(overrides)
     if batch_size is not None:
         fields["batch_size"] = batch_size
-    config, plain = choose(model, setting, device, _with_share(fields, global_batch))
+    config, plain = choose(model, setting, target.gpu, _with_share(fields, global_batch))
     is_fixed = global_batch is not None or "batch_size" in fields or "learning rate" in kept
     is_fixed = is_fixed or isinstance(setting, TrainSetting) or "batch_size" in (setting or {})
     return Wish(
         model=config,
         plain=plain.model_copy(update={"attention": _named_attention(setting, fields)}),
-        gpu=device,
-        memory_bytes=memory,
-        allocator=allocator_here(allocator),
+        target=target,
         share=plain.batch_size * plain.accumulate if is_fixed else None,
         keep=kept,
         allow=allowed,
-        link=link,
     )
 
 

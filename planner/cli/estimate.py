@@ -132,8 +132,8 @@ def _print_estimates(
 ) -> None:
     """Print the estimates in the order of the rows; for several GPUs the fastest that fits is
     first."""
-    is_single, is_ranked, link = len(rows) == 1, len(request.gpus) > 1, request.link
-    rows, only_gpu = _record_rows(request, rows), request.only_gpu
+    is_single, is_ranked = len(rows) == 1, len(request.gpus) > 1
+    rows = _record_rows(request, rows)
     cards = recordings.stand_ins(gpu for gpu, *_ in rows)
     if any(gpu != cards[gpu] and not is_on_shapes(m, s, request.recorded) for gpu, m, s in rows):
         text = "Recorded on a card of each capability: others reserve some % more or less."
@@ -142,18 +142,17 @@ def _print_estimates(
         ledgers = [step_ledger(*row[1:], request.recorded, cards[row[0]]) for row in rows]
         estimates = [
             estimate_ledger(
-                model, setting, ledger, gpu, request.memory_bytes, request.config, link=link,
-                retries=not is_ranked,
+                model, setting, ledger, request.target(gpu), retries=not is_ranked
             ).with_cost(length)
             for (gpu, model, setting), ledger in zip(rows, ledgers, strict=True)
-        ]  # fmt: skip
+        ]
     scaled: Sequence[Scaled] = ()
     if is_ranked:
         estimates.sort(key=rank_key)
     elif "world_size" in request.fields.setting:
         from planner.estimation import scaling
 
-        scaled = scaling.scaled(estimates, only_gpu, request.recorded)
+        scaled = scaling.scaled(estimates, request.target(request.only_gpu))
 
     def data() -> Any:
         rows = [{**({"gpu": e.gpu} if is_ranked else {}), **to_json(e)} for e in estimates]
@@ -183,11 +182,8 @@ def _answer_parts(
     def next_command(estimate: Estimate) -> str:
         if estimate.budget_bytes is None:
             return ""
-        gpu = find_gpu(estimate.gpu) if estimate.gpu else None
-        return command_of(
-            "advise", estimate, request.model, request.fields.model, gpu, request.memory_bytes,
-            request.link, request.config,
-        )  # fmt: skip
+        target = request.target(find_gpu(estimate.gpu) if estimate.gpu else None)
+        return command_of("advise", estimate, request.model, request.fields.model, target)
 
     notes, memory, only = list(remarks), request.memory_bytes, request.only_gpu
     if memory is not None:
@@ -220,11 +216,7 @@ def _print_largest(
     results: list[Largest] = []
     for gpu, model, setting in _record_rows(request, rows):
         with shows_seconds():
-            largest = find_largest(
-                model, setting, gpu, request.memory_bytes, request.config, request.recorded,
-                request.link, length,
-            )  # fmt: skip
-        results.append(largest)
+            results.append(find_largest(model, setting, request.target(gpu), length))
     fitting = [result for large in results if (result := large.sure or large.best)]
 
     def text() -> Any:
@@ -290,13 +282,10 @@ def _predicted_steps(model: str, request: ReportRequest) -> list[PredictedStep]:
         rows += new_rows
         for line in remarks:
             tell(line)
-    link, model_fields, recorded = request.link, request.fields.model, request.recorded
-    record_ledgers([(model, setting, gpu) for gpu, model, setting in rows], recorded=recorded)
-    steps = [
-        predicted_step(config, setting, gpu, request.memory_bytes, request.config, link, recorded)
-        for gpu, config, setting in rows
-    ]
-    steps = [replace(step, model_text=model, fields=model_fields) for step in steps]
+    requests = [(config, setting, gpu) for gpu, config, setting in rows]
+    record_ledgers(requests, recorded=request.recorded)
+    steps = [predicted_step(config, setting, request.target(gpu)) for gpu, config, setting in rows]
+    steps = [replace(step, model_text=model, fields=request.fields.model) for step in steps]
     return sorted(steps, key=lambda step: rank_key(step.estimate)) if is_ranked else steps
 
 

@@ -17,7 +17,7 @@ from planner.core.schema.model import MAX_SIZE
 from planner.core.schema.setting import PARALLELISMS, SEVERAL, foreign_options
 from planner.core.schema.validation import declared_options
 from planner.core.units import parse_bytes, parse_seconds
-from planner.estimation.arguments import share_of
+from planner.estimation.arguments import Target, share_of
 from planner.machine.hardware import Gpu, all_gpus, find_gpu
 from planner.machine.hardware.fabric import find_fabric, usual_link
 from planner.memory import allocator_config
@@ -88,6 +88,10 @@ class Rows(OnDevice):
     def only_gpu(self) -> Gpu | None:
         """The GPU, if one was named."""
         return self.gpus[0] if len(self.gpus) == 1 else None
+
+    def target(self, gpu: Gpu | None) -> Target:
+        """What the options say of a device, which is `gpu`."""
+        return Target(gpu, self.memory_bytes, self.config, self.link, self.recorded)
 
     @cached_property
     def memory_bytes(self) -> int | None:

@@ -5,6 +5,7 @@ Every reader raises UsageError where a value has no such form.
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -31,6 +32,35 @@ ALL_FIELDS = (*MODEL_FIELDS, *TrainSetting.model_fields)
 # The command line's names for some keywords.
 _KEYWORDS = {"memory": "memory_bytes={}", "gpus": "world_size={}, parallelism='ddp'"}
 MAX_NEAR = 5  # fields that an unknown one may have meant
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a step is estimated for.
+
+    - `gpu`: None where none was named.
+    - `memory_bytes`: the memory to fit into; None for all that the GPU has.
+    - `allocator`: the caching allocator's options; None for torch's defaults.
+    - `link`: what joins several GPUs, as `planner estimate --link` takes it; None for what the GPU
+      usually has.
+    - `recorded`: a step that runs on shapes is recorded all the same.
+    """
+
+    gpu: Gpu | None = None
+    memory_bytes: int | None = None
+    allocator: AllocatorConfig | None = None
+    link: str | None = None
+    recorded: bool = False
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The memory to fit into; None where neither that nor a GPU was named."""
+        if self.memory_bytes is None and self.gpu is not None:
+            return self.gpu.memory_bytes
+        return self.memory_bytes
+
+
+NO_TARGET = Target()  # nothing was named
 
 
 def read_model(model: ModelLike, overrides: Mapping[str, Any]) -> Model:
@@ -112,6 +142,18 @@ def read_allocator(allocator: str | AllocatorConfig | None) -> AllocatorConfig |
 def allocator_here(allocator: str | AllocatorConfig | None) -> AllocatorConfig | None:
     """The options that were given, else those that torch would find in this environment."""
     return environment_allocator(os.environ) if allocator is None else read_allocator(allocator)
+
+
+def read_target(
+    gpu: str | Gpu | None = None,
+    memory_bytes: int | str | None = None,
+    allocator: str | AllocatorConfig | None = None,
+    link: str | None = None,
+    recorded: bool = False,
+) -> Target:
+    """The target that these arguments of `estimate` mean."""
+    memory = read_memory(memory_bytes)
+    return Target(read_gpu(gpu), memory, allocator_here(allocator), link, recorded)
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:

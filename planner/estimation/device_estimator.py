@@ -6,20 +6,14 @@ Imports no torch.
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache
 from typing import Any, TypeVar
 
 from planner.core.errors import UnsupportedError
 from planner.core.schema import DeviceInfo, Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.model import MAX_SIZE
 from planner.core.schema.setting import GRAPH_MODES
-from planner.estimation.arguments import (
-    ModelLike,
-    SettingLike,
-    read_allocator,
-    read_gpu,
-    read_memory,
-)
+from planner.estimation.arguments import ModelLike, SettingLike, Target, read_target
 from planner.estimation.estimate import Estimate, choose, estimate_ledger, read_choice, resolve
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.ledger.ledger import Ledger
@@ -56,11 +50,7 @@ class DeviceEstimator:
     modelled has no estimate (None), and can still be probed.
     """
 
-    def __init__(
-        self,
-        device: DeviceInfo,
-        allocator: AllocatorConfig | None = None,
-    ) -> None:
+    def __init__(self, device: DeviceInfo, allocator: AllocatorConfig | None = None) -> None:
         self.device = device
         self.allocator = allocator
         cuda = device.kind == "cuda"
@@ -144,10 +134,8 @@ class DeviceEstimator:
         try:
             config, chosen = choose(model, setting, self.gpu, {})
             ledger = self._ledger(config, chosen)
-            return estimate_ledger(
-                config, chosen, ledger, self.gpu, allocator=self.allocator,
-                rates=self._rates(config),
-            ), ledger  # fmt: skip
+            target = Target(self.gpu, allocator=self.allocator)
+            return estimate_ledger(config, chosen, ledger, target, self._rates(config)), ledger
         except UnsupportedError as error:
             return error
 
@@ -248,36 +236,37 @@ def largest_batch(
 ) -> Estimate | None:
     """The estimate at the largest batch found up to `ceiling` that fits while the next does not;
     None where none fits. With sdpa it is at most the batch that its kernel takes, with fp8 a
-    multiple of 16. With `surely` even the upper end of its range fits. `allocator` None means
-    torch's defaults; all else is as `planner.estimate` takes it.
+    multiple of 16. With `surely` even the upper end of its range fits. All else is as
+    `planner.estimate` takes it.
 
     The live bytes rise with the batch; what the allocator keeps beside them goes up and down, so
     that a still larger batch may fit too. Raises UnsupportedError without a budget.
     """
-    device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
-    if device is None and memory is None:
+    target = read_target(gpu, memory_bytes, allocator, link, recorded)
+    config, chosen = read_choice(model, setting, target.gpu, overrides)
+    return largest_that_fits(config, chosen, target, ceiling, surely)
+
+
+def largest_that_fits(
+    model: Model, setting: TrainSetting, target: Target, ceiling: int = MAX_SIZE,
+    surely: bool = False,
+) -> Estimate | None:  # fmt: skip
+    """`largest_batch`, of arguments that were read."""
+    if target.budget_bytes is None:
         raise UnsupportedError(
             "the largest batch needs a memory size to fit into.", "Add --gpu NAME or --memory SIZE."
         )
-    config, chosen = read_choice(model, setting, device, overrides)
-    unit = batch_multiple(chosen)
-    config, resolved = resolve(config, chosen.model_copy(update={"batch_size": unit}))
+    unit = batch_multiple(setting)
+    config, resolved = resolve(model, setting.model_copy(update={"batch_size": unit}))
     if resolved.attention == "sdpa" and isinstance(config, SwinConfig):
         ceiling = min(ceiling, largest_sdpa_batch(config, resolved) or ceiling)
     ceiling //= unit  # from here on batches count units
 
-    @lru_cache(maxsize=2)
-    def ledger_at(batch: int) -> Ledger:
-        return step_ledger(config, setting_at(batch), recorded, device)
-
-    def setting_at(batch: int) -> ResolvedSetting:
-        return resolved.model_copy(update={"batch_size": batch * unit})
-
     @cache
     def estimate_at(batch: int) -> Estimate:
-        return estimate_ledger(
-            config, setting_at(batch), ledger_at(batch), device, memory, allocator, link=link
-        )
+        chosen = resolved.model_copy(update={"batch_size": batch * unit})
+        ledger = step_ledger(config, chosen, target.recorded, target.gpu)
+        return estimate_ledger(config, chosen, ledger, target)
 
     def spare_bytes(batch: int) -> int:
         """What is left of the budget, with `surely` in the worst case; negative where the batch
@@ -290,7 +279,7 @@ def largest_batch(
     largest = 0
     if ceiling >= 2 and spare_bytes(2) >= 0:
         largest = find_crossing(spare_bytes, 2, 16, ceiling + 1)
-    elif ceiling and runs_at_1(config, resolved, recorded, device) and spare_bytes(1) >= 0:
+    elif ceiling and runs_at_1(config, resolved, target) and spare_bytes(1) >= 0:
         largest = 1
     if not largest:
         return None
@@ -335,18 +324,12 @@ class Largest:
 
 
 def find_largest(
-    model: Model, setting: ResolvedSetting, gpu: Gpu | None, memory_bytes: int | None,
-    allocator: AllocatorConfig | None, recorded: bool, link: str | None,
-    length: TrainingLength | None,
-) -> Largest:  # fmt: skip
+    model: Model, setting: ResolvedSetting, target: Target, length: TrainingLength | None
+) -> Largest:
     """The largest batches that fit, with how long a training of that `length` takes."""
-    find = partial(
-        largest_batch, model, setting, gpu, memory_bytes, allocator=allocator, recorded=recorded,
-        link=link,
-    )  # fmt: skip
-    sure = best = find()
+    sure = best = largest_that_fits(model, setting, target)
     if best and not best.fits_surely:
-        sure = find(ceiling=best.setting.batch_size, surely=True)
+        sure = largest_that_fits(model, setting, target, best.setting.batch_size, surely=True)
     best, sure = (estimate and estimate.with_cost(length) for estimate in (best, sure))
     return Largest(model, setting, best, sure)
 
@@ -379,12 +362,10 @@ def _nothing_fits(setting: TrainSetting) -> str:
     return f"Not even batch {smallest} fits with {describe_kind(setting)}. Try {', '.join(ways)}."
 
 
-def runs_at_1(
-    model: Model, setting: ResolvedSetting, recorded: bool = False, gpu: Gpu | None = None
-) -> bool:
+def runs_at_1(model: Model, setting: ResolvedSetting, target: Target) -> bool:
     """Whether the step runs at a batch of 1, at which batch norm over the batch alone fails."""
     at_1 = ResolvedSetting(setting.model_copy(update={"batch_size": 1}))
-    return record_ledgers([(model, at_1, gpu)], recorded=recorded)[0] is None
+    return record_ledgers([(model, at_1, target.gpu)], recorded=target.recorded)[0] is None
 
 
 def find_crossing(spare_bytes: Callable[[int], int], low: int, guess: int, end: int) -> int:

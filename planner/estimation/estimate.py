@@ -13,14 +13,14 @@ from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.core.torch_version import installed_torch, why_untried
 from planner.core.units import format_bytes
 from planner.estimation.arguments import (
+    NO_TARGET,
     ModelLike,
     SettingLike,
-    allocator_here,
+    Target,
     check_fields,
-    read_gpu,
-    read_memory,
     read_model,
     read_setting,
+    read_target,
 )
 from planner.estimation.ledgers import FusedAttention, fused_attention, left_out, step_ledger
 from planner.ledger.ledger import CATEGORIES, IN_BACKWARD, Ledger
@@ -177,13 +177,11 @@ def estimate(
 
     Raises UsageError for what is unknown, UnsupportedError for what the library cannot do.
     """
-    device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
-    length = read_length(epochs, images_per_epoch, device)
-    config, chosen = choose(model, setting, device, overrides)
-    ledger = step_ledger(config, chosen, recorded, device)
-    return estimate_ledger(
-        config, chosen, ledger, device, memory, allocator, link=link, retries=True
-    ).with_cost(length)
+    target = read_target(gpu, memory_bytes, allocator, link, recorded)
+    length = read_length(epochs, images_per_epoch, target.gpu)
+    config, chosen = choose(model, setting, target.gpu, overrides)
+    ledger = step_ledger(config, chosen, recorded, target.gpu)
+    return estimate_ledger(config, chosen, ledger, target, retries=True).with_cost(length)
 
 
 def choose(
@@ -227,26 +225,22 @@ def estimate_ledger(
     config: Model,
     setting: TrainSetting,
     ledger: Ledger,
-    gpu: Gpu | None = None,
-    memory_bytes: int | None = None,
-    allocator: AllocatorConfig | None = None,
+    target: Target = NO_TARGET,
     rates: DeviceRates | None = None,
-    link: str | None = None,
     retries: bool = False,
     time: Throughput | None = None,
 ) -> Estimate:
-    """What a ledger means on a device: totals, verdict, range, and what they rest on.
+    """What a ledger means for a target: totals, verdict, range, and what they rest on.
 
-    `allocator` None means torch's defaults. `rates` predict the time (None: those of `gpu`), and
-    `link` what several devices exchange (None: what `gpu` usually has); `time` is their prediction
-    where the caller has it already. With `retries` a step fits too if it runs only because the
-    allocator frees cached memory.
+    `rates` predict the time (None: those of the target's GPU); `time` is their prediction where the
+    caller has it already. With `retries` a step fits too if it runs only because the allocator
+    frees cached memory.
     """
+    gpu, allocator, budget = target.gpu, target.allocator, target.budget_bytes
     outside = overheads_for(gpu, ledger.environment, is_known=was_emulated(config, setting))
     communication = communication_memory(setting)
     ledger = size_scratch(ledger, outside.processors)
     beside = outside.context_bytes + communication.num_bytes
-    budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
     plain = profile_memory(ledger, outside.workspace_bytes, allocator)
     lacking = 0 if budget is None else plain.peak_reserved_bytes + beside - budget
     within = None
@@ -263,7 +257,7 @@ def estimate_ledger(
     low, high = _range(config, setting, basis, live, (reserved, plain.peak_reserved_bytes), ledger)
     if rates is None and gpu is not None:
         rates = rates_for(gpu, config)
-    exchanges = None if rates is None else find_exchanges(ledger, setting, gpu, link)
+    exchanges = None if rates is None else find_exchanges(ledger, setting, gpu, target.link)
     if time is None and rates is not None:
         time = step_time(ledger, setting, rates, exchanges)
     pinned = pinned_activations(ledger) if setting.offload != "none" else PinnedMemory()

@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.core.errors import refuse_if
 from planner.core.schema import Model, ResolvedSetting, TrainSetting
+from planner.estimation.arguments import Target
 from planner.estimation.estimate import Estimate
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware.gpu import Gpu, lacks
@@ -33,7 +34,7 @@ class Scaled:
         }  # fmt: skip
 
 
-def scaled(estimates: Sequence[Estimate], gpu: Gpu | None, recorded: bool = False) -> list[Scaled]:
+def scaled(estimates: Sequence[Estimate], target: Target) -> list[Scaled]:
     """Each of `estimates` beside one device alone. Of the estimates that differ only in their
     devices and batch, that device runs the step of the one with the fewest devices."""
     alone: dict[TrainSetting, tuple[float | None, bool]] = {}
@@ -43,7 +44,7 @@ def scaled(estimates: Sequence[Estimate], gpu: Gpu | None, recorded: bool = Fals
         if group not in alone:
             members = [e for e in estimates if _group(e.setting) == group]
             fewest = min(members, key=lambda e: e.setting.world_size)
-            alone[group] = _rate_alone(fewest, gpu, recorded)
+            alone[group] = _rate_alone(fewest, target)
         rate, is_eager = alone[group]
         rows.append(_scaled(estimate, rate if is_eager == estimate.as_eager else None))
     return rows
@@ -76,16 +77,16 @@ def _group(setting: TrainSetting) -> TrainSetting:
     return setting.on_one_device().model_copy(update={"batch_size": 1})
 
 
-def _rate_alone(row: Estimate, gpu: Gpu | None, recorded: bool) -> tuple[float | None, bool]:
+def _rate_alone(row: Estimate, target: Target) -> tuple[float | None, bool]:
     """The images per second of one device by itself, and whether an eager step stands for a
     compiled one."""
     setting = ResolvedSetting(row.setting.on_one_device())
     if setting == row.setting:
         return row.throughput.images_per_second if row.throughput else None, row.as_eager
-    if gpu is None:
+    if target.gpu is None:
         return None, row.as_eager
-    ledger = step_ledger(row.model, setting, recorded, gpu)
-    time = step_time(ledger, setting, rates_for(gpu, row.model))
+    ledger = step_ledger(row.model, setting, target.recorded, target.gpu)
+    time = step_time(ledger, setting, rates_for(target.gpu, row.model))
     return time.images_per_second, setting.compile != "off" and not is_compiled(ledger)
 
 

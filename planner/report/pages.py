@@ -11,7 +11,7 @@ from planner import __version__
 from planner.advice.advising import advise
 from planner.core.schema import MeasurementRecord
 from planner.core.units import GIB, format_bytes, format_rate
-from planner.estimation.device_estimator import largest_batch
+from planner.estimation.device_estimator import largest_that_fits
 from planner.estimation.ledgers import is_on_shapes
 from planner.machine.hardware import recognise_gpu
 from planner.report.estimates import estimate_verdict, is_shown_as_running, row_names, rows_answer
@@ -78,14 +78,12 @@ def add_alternatives(step: PredictedStep) -> PredictedStep:
     model, setting = estimate.model, estimate.setting
     if estimate.budget_bytes is None or not is_on_shapes(model, setting):
         return step
-    largest = largest_batch(
-        model, setting, step.gpu, step.memory_bytes, allocator=step.allocator, link=step.link
-    )
+    target = replace(step.target, recorded=False)
     advice = None if estimate.fits else advise(
-        model, setting, gpu=step.gpu, memory_bytes=step.memory_bytes, allocator=step.allocator,
-        link=step.link, batch_size=setting.batch_size * setting.accumulate,
+        model, setting, gpu=target.gpu, memory_bytes=target.memory_bytes, link=target.link,
+        allocator=target.allocator, batch_size=setting.batch_size * setting.accumulate,
     )  # fmt: skip
-    return replace(step, largest=largest, advice=advice)
+    return replace(step, largest=largest_that_fits(model, setting, target), advice=advice)
 
 
 def _page_title(subject: Subject) -> str:
@@ -206,10 +204,10 @@ def _compare_predictions(steps: Sequence[PredictedStep], runs: Sequence[Run]) ->
 def is_probe_of(record: MeasurementRecord, step: PredictedStep) -> bool:
     """Whether a probe measured a step's model and setting, on its card where one is named. A record
     may leave the attention to the library where the estimate names it."""
-    setting, device = record.setting, record.device
+    setting, device, gpu = record.setting, record.device, step.target.gpu
     if setting.attention == "library":
         setting = setting.model_copy(update={"attention": step.estimate.setting.attention})
-    is_there = step.gpu is None or recognise_gpu(device.name, device.total_bytes) == step.gpu
+    is_there = gpu is None or recognise_gpu(device.name, device.total_bytes) == gpu
     is_same = record.model == step.estimate.model and setting == step.estimate.setting
     return record.status == "measured" and is_same and is_there
 

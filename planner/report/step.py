@@ -14,9 +14,9 @@ from planner.advice.advising import Advice
 from planner.advice.flags import command_of
 from planner.core.errors import PlannerError
 from planner.core.units import GIB, MIB, format_bytes
+from planner.estimation.arguments import NO_TARGET, Target
 from planner.estimation.estimate import Estimate
 from planner.ledger.ledger import Allocated, Category, Freed, Ledger, Scratch, Tagged
-from planner.machine.hardware import Gpu
 from planner.machine.hardware.overheads import overheads_for, processors_of
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import UNIT_BYTES, round_request
@@ -112,18 +112,14 @@ def step_allocator_bytes(
 class PredictedStep:
     """An estimate with all that it was made from.
 
-    `link` joins several devices, as `planner estimate --link` takes it. `memory_bytes` is the
-    memory to fit into. `model_text` is the model as it was typed, and `fields` those of its fields
-    that were typed. `largest` is the estimate at the largest batch that fits, and `advice` what
+    `model_text` is the model as it was typed, and `fields` those of its fields that were typed.
+    `largest` is the estimate at the largest batch that fits, and `advice` what
     fits instead: both are None until somebody looks for them.
     """
 
     estimate: Estimate
     ledger: Ledger
-    gpu: Gpu | None = None
-    allocator: AllocatorConfig | None = None
-    link: str | None = None
-    memory_bytes: int | None = None
+    target: Target = NO_TARGET
     model_text: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
     largest: Estimate | None = None
@@ -131,20 +127,17 @@ class PredictedStep:
 
     @property
     def title(self) -> str:
-        device = f" on {self.gpu.name}" if self.gpu is not None else ""
+        device = f" on {self.target.gpu.name}" if self.target.gpu is not None else ""
         return f"{self.estimate.model.title}{device}"
 
     def command(self, name: str) -> str:
         """`planner NAME …` for the same model, setting and device."""
-        return command_of(
-            name, self.estimate, self.model_text, self.fields, self.gpu, self.memory_bytes,
-            self.link, self.allocator,
-        )  # fmt: skip
+        return command_of(name, self.estimate, self.model_text, self.fields, self.target)
 
 
 def step_group(step: PredictedStep, key: str, title: str = "") -> doc.Group:
     """All sections of a step. `key` is unique on the page: its charts and anchors begin with it."""
-    step = replace(step, ledger=size_scratch(step.ledger, processors_of(step.gpu)))
+    step = replace(step, ledger=size_scratch(step.ledger, processors_of(step.target.gpu)))
     estimate, timeline = step.estimate, step_timeline(step)
     has_budget = estimate.budget_bytes is not None
     answer = estimate_answer(estimate, lambda _: step.command("advise") if has_budget else "")
@@ -223,8 +216,8 @@ class MemoryTimeline:
 def step_timeline(step: PredictedStep) -> MemoryTimeline:
     """The timeline of a step, as the allocator of its device plays it."""
     ledger, live = step.ledger, step_live_bytes(step.ledger)
-    workspace = overheads_for(step.gpu, ledger.environment).workspace_bytes
-    course = step_allocator_bytes(ledger, live, workspace, step.allocator)
+    workspace = overheads_for(step.target.gpu, ledger.environment).workspace_bytes
+    course = step_allocator_bytes(ledger, live, workspace, step.target.allocator)
     names = [phase.name for phase in live.phases]
     numbered = ("forward", "backward") if names.count("backward") > 1 else ()
     phases = [
@@ -393,8 +386,8 @@ def enclosing_modules(path: str) -> list[str]:
 
 def operation_costs(step: PredictedStep) -> tuple[CallPart, ...]:
     """The seconds of the step, by operation and module; empty where no GPU is named."""
-    estimate, gpu = step.estimate, step.gpu
-    return call_parts(step.ledger, estimate.model, estimate.setting, gpu, step.link) if gpu else ()
+    estimate, gpu, link = step.estimate, step.target.gpu, step.target.link
+    return call_parts(step.ledger, estimate.model, estimate.setting, gpu, link) if gpu else ()
 
 
 def _time_chart(costs: Sequence[CallPart], key: str) -> list[doc.Part]:

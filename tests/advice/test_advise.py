@@ -14,7 +14,7 @@ from planner.advice.table import Table
 from planner.advice.wish import ALLOWED, FAITHFUL, LEVERS, Choice, Wish, read_wish
 from planner.cli import cli, main
 from planner.core.errors import UnsupportedError, UsageError
-from planner.core.schema import NamedModel
+from planner.estimation.arguments import read_target
 from tests.answers import advice_text
 from tests.steps import TINY, TINY_FIELDS
 
@@ -33,10 +33,13 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return status, out, err
 
 
-def wish_for(model: str | NamedModel, **overrides: Any) -> Wish:
+def wish_for(
+    model: Any, gpu: str = "rtx 4090", memory_bytes: str | None = None, batch_size: int = 64,
+    keep: Any = (), **overrides: Any,
+) -> Wish:  # fmt: skip
     return read_wish(
-        model, None, gpu="rtx 4090", memory_bytes=None, batch_size=64, global_batch=None,
-        keep=(), allow=(), allocator=None, overrides=overrides,
+        model, None, read_target(gpu, memory_bytes), batch_size=batch_size,
+        global_batch=None, keep=keep, allow=(), overrides=overrides,
     )  # fmt: skip
 
 
@@ -317,9 +320,8 @@ def test_already_in_a_setting_is_only_what_is_set() -> None:
 
 def test_attention_is_a_lever_of_any_model_that_computes_it_by_operations() -> None:
     lever = next(lever for lever in LEVERS if lever.name == "attention")
-    model = NamedModel(library="timm", name="vit_tiny_patch16_224", task="classification")
     for said, changes in {"eager": [{"attention": "sdpa"}], "sdpa": [], "library": []}.items():
-        wish = wish_for(model, attention=said)
+        wish = wish_for("timm:vit_tiny_patch16_224", attention=said)
         assert wish.changes(lever, Choice(wish.plain)) == changes
 
 

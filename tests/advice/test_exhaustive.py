@@ -10,10 +10,11 @@ from planner import TrainSetting
 from planner.advice.advising import advise
 from planner.advice.space import combine_levers
 from planner.advice.table import FRONT_END, FRONT_STEP, Table
-from planner.advice.wish import Choice, Wish, read_wish
+from planner.advice.wish import Choice
 from planner.cli import main
 from planner.estimation.estimate import Estimate, estimate
 from planner.memory.allocator_config import parse_allocator_config
+from tests.advice.test_advise import wish_for
 from tests.steps import TINY, TINY_FIELDS
 
 MODEL = "timm:swin_base_patch4_window12_384"
@@ -26,20 +27,12 @@ WISHES: dict[str, tuple[Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def wish_of(model: Any, wish: dict[str, Any]) -> Wish:
-    return read_wish(
-        model, None, gpu=wish["gpu"], memory_bytes=wish.get("memory_bytes"),
-        batch_size=wish.get("batch_size"), global_batch=wish.get("global_batch"),
-        keep=wish.get("keep", ()), allow=wish.get("allow", ()), allocator=None, overrides={},
-    )  # fmt: skip
-
-
 def every_estimate(
     model: Any, wish: dict[str, Any], resorts: bool
 ) -> list[tuple[Choice, Estimate]]:
     """All that the search may choose from, each by `planner.estimate`, but for what fits only by
     the allocator's retries, which is not advised."""
-    read = wish_of(model, wish)
+    read = wish_for(model, **wish)
     choices = combine_levers(read, Table(read), resorts).choices
     expandable = parse_allocator_config("expandable_segments:True")
     found = [
@@ -90,7 +83,7 @@ def best_of(
 ) -> tuple[Choice, Estimate, float]:
     """By its definition: of those not known to be slower than the fastest, one that fits surely,
     then one as near to the wish, then the fastest."""
-    read = wish_of(model, wish)
+    read = wish_for(model, **wish)
     estimates = Table(read)
     fastest = max(fitting, key=lambda row: row[2])[0]
     alike = [row for row in fitting if not estimates.is_slower(row[0], fastest)]

@@ -13,6 +13,7 @@ import pytest
 
 from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting
+from planner.estimation.arguments import Target
 from planner.estimation.estimate import estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Freed, Ledger, Marked, Sent, Tagged
@@ -87,7 +88,7 @@ def assert_replays(
     ledger = recorder.record(*resolved, gpu)
     found = profile_memory(ledger, overheads_for(gpu, ledger.environment).workspace_bytes, None)
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == peaks
-    whole = estimate_ledger(*resolved, ledger, gpu)
+    whole = estimate_ledger(*resolved, ledger, Target(gpu))
     assert sum(whole.breakdown.values()) == whole.device_total_bytes
     return ledger
 

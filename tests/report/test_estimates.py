@@ -12,6 +12,7 @@ import pytest
 from planner import advise
 from planner.core.schema import TrainSetting
 from planner.core.units import format_bytes, format_range
+from planner.estimation.arguments import Target
 from planner.estimation.estimate import Estimate, estimate
 from planner.estimation.scaling import scaled
 from planner.machine.hardware import find_gpu
@@ -110,7 +111,7 @@ def test_a_compiled_step_that_was_not_traced_is_a_range_in_every_table() -> None
     found = [estimate("native:swin_tiny", compile=mode, gpu="rtx 3090") for mode in modes]
     eager, *compiled = found
     assert [one.as_eager for one in found] == [False, True, True]
-    several = rows_text(found, scaled(found, find_gpu("rtx 3090")))
+    several = rows_text(found, scaled(found, Target(find_gpu("rtx 3090"))))
     for text in (rows_text(found), several):
         rows = [line for line in text.splitlines() if line.startswith(" ") or line[:1].isdigit()]
         assert sum(format_bytes(eager.device_total_bytes) in row for row in rows) == 1

@@ -15,12 +15,11 @@ from click.testing import CliRunner
 from planner.cli import cli
 from planner.core.files import to_json
 from planner.core.schema import FactoryModel, TrainSetting
+from planner.estimation.arguments import NO_TARGET, Target, read_target
 from planner.estimation.estimate import choose, estimate_ledger
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import CATEGORIES, Allocated, Ledger, Marked
-from planner.machine.hardware import find_gpu
 from planner.machine.hardware.overheads import processors_of
-from planner.memory.allocator_config import parse_allocator_config
 from planner.memory.profile import category_bytes, steady_step
 from planner.memory.scratch import size_scratch
 from planner.report.page.contents import Chart, Number, Page, Table
@@ -53,17 +52,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def swin_step(
     name: str, gpu: str | None = "rtx-4090", options: str = "", **fields: Any
 ) -> PredictedStep:
-    card = find_gpu(gpu) if gpu else None
-    allocator = parse_allocator_config(options) if options else None
-    config, setting = choose(SWIN, None, card, {"batch_size": 8, **SETTINGS[name], **fields})
-    return predicted_step(config, setting, step_ledger(config, setting), card, allocator)
+    target = read_target(gpu, allocator=options or None)
+    config, setting = choose(SWIN, None, target.gpu, {"batch_size": 8, **SETTINGS[name], **fields})
+    return predicted_step(config, setting, step_ledger(config, setting), target)
 
 
 def predicted_step(
-    config: Any, setting: Any, ledger: Ledger, card: Any = None, options: Any = None
+    config: Any, setting: Any, ledger: Ledger, target: Target = NO_TARGET
 ) -> PredictedStep:
-    found = estimate_ledger(config, setting, ledger, card, None, options)
-    return PredictedStep(found, size_scratch(ledger, processors_of(card)), card, options)
+    found = estimate_ledger(config, setting, ledger, target)
+    return PredictedStep(found, size_scratch(ledger, processors_of(target.gpu)), target)
 
 
 @cache

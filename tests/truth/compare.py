@@ -8,6 +8,7 @@ from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import MeasurementRecord, Model, SwinConfig
 from planner.core.schema.setting import GRAPH_MODES
 from planner.core.torch_version import as_of
+from planner.estimation.arguments import Target
 from planner.estimation.estimate import Estimate, estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
 from planner.libraries.names import HUB
@@ -86,10 +87,9 @@ def estimate_of(record: MeasurementRecord) -> Estimate:
     and the allocator's options that it ran with."""
     model, setting = resolve(record.model, record.setting)
     with as_of(record.versions.get("torch", "")):
-        return estimate_ledger(
-            record.model, record.setting, step_ledger(model, setting), gpu_of(record),
-            allocator=recorded_allocator(record.versions), retries=True,
-        )  # fmt: skip
+        target = Target(gpu_of(record), allocator=recorded_allocator(record.versions))
+        ledger = step_ledger(model, setting)
+        return estimate_ledger(record.model, record.setting, ledger, target, retries=True)
 
 
 def predicted_step(record: MeasurementRecord, rates: DeviceRates) -> Throughput:

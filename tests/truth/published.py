@@ -29,6 +29,7 @@ from planner.core.schema import (
 )
 from planner.core.torch_version import as_of
 from planner.core.units import GIB, MIB
+from planner.estimation.arguments import Target
 from planner.estimation.estimate import estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Computed, Freed, Ledger, Marked, Operation, Tagged
@@ -261,7 +262,7 @@ def predicted_reserved(row: PublishedRow) -> int | None:
     ]
     model, setting = row.resolved
     return max(
-        estimate_ledger(model, setting, ledger, row.device).peak_reserved_bytes
+        estimate_ledger(model, setting, ledger, Target(row.device)).peak_reserved_bytes
         for ledger in ledgers
     )
 
@@ -272,7 +273,8 @@ def predicted_on_device(row: PublishedRow) -> int | None:
         return None
     config, setting = row.resolved
     kept = setting.model_copy(update={"zero_grad_to_none": row.gradients == "released"})
-    return estimate_ledger(config, kept, step_ledger(config, kept), row.device).device_total_bytes
+    target, ledger = Target(row.device), step_ledger(config, kept)
+    return estimate_ledger(config, kept, ledger, target).device_total_bytes
 
 
 def predicted_rate(row: PublishedRow, rates: DeviceRates | None = None) -> float | None:
