@@ -10,7 +10,7 @@ from planner import estimate
 from planner.core.schema import ResolvedSetting, TrainSetting
 from planner.core.units import MIB
 from planner.estimation.estimate import resolve
-from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
+from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, PhaseEnded, Tagged
 from planner.libraries.names import resolve_model
 from planner.memory.allocator_config import parse_allocator_config
 from planner.memory.compiled import EXTERN_PREFIX, FUSED_PREFIX, pool_graph_memory
@@ -36,16 +36,16 @@ def compiled_ledger() -> Ledger:
             Allocated(start, 2 * KIB, fused), Tagged(start, "activations"),
             Allocated(start + 1, 1 * KIB, extern), Freed(start + 1),
             Computed(extern, "matmul", "float32", 8, 8, 1, ""),
-            Allocated(start + 2, 4, "aten.nll_loss_forward"), Marked("forward", number),
+            Allocated(start + 2, 4, "aten.nll_loss_forward"), PhaseEnded("forward", number),
             Allocated(start + 3, 3 * KIB, extern), Tagged(start + 3, "gradients"), Freed(start),
-            Freed(start + 2), Marked("backward", number),
+            Freed(start + 2), PhaseEnded("backward", number),
             Allocated(start + 4, 4 * KIB, "aten._foreach_sqrt"), Freed(start + 4),
-            Marked("optimizer", number), Freed(start + 3), Marked("zero_grad", number),
+            PhaseEnded("optimizer", number), Freed(start + 3), PhaseEnded("zero_grad", number),
         ]  # fmt: skip
 
     batch = [
         Allocated(0, 3 * KIB, "weight"), Tagged(0, "parameters"),
-        Allocated(1, 6 * KIB, "images"), Tagged(1, "activations"), Marked("build", 0),
+        Allocated(1, 6 * KIB, "images"), Tagged(1, "activations"), PhaseEnded("build", 0),
     ]  # fmt: skip
     return Ledger((*batch, *step(0, 2), *step(1, 7)), batch_size=2, num_parameters=768)
 

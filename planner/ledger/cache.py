@@ -30,20 +30,7 @@ from planner.core.errors import ContractError, PlannerError, UnsupportedError, U
 from planner.core.files import cache_directory, write_whole
 from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.core.units import MIB
-from planner.ledger.ledger import (
-    WORKSPACE_VARIABLE,
-    Allocated,
-    Awaited,
-    Computed,
-    Emptied,
-    Event,
-    Freed,
-    Ledger,
-    Marked,
-    Scratch,
-    Sent,
-    Tagged,
-)
+from planner.ledger.ledger import EVENT_KINDS, WORKSPACE_VARIABLE, Event, Ledger
 
 FORMAT = b"planner ledger 4"
 SUFFIX = ".ledger"
@@ -51,10 +38,7 @@ MAX_CACHE_BYTES = 256 * MIB  # of all files; a ledger takes 5 to 50 KB
 _MAX_FILE_BYTES = 16 * MIB
 _MAX_LEDGER_BYTES = 256 * MIB  # unpacked
 _STALE_SECONDS = 3600  # after which an unfinished file is what a killed writer left
-_KINDS = {
-    kind.__name__: kind
-    for kind in (Allocated, Scratch, Freed, Emptied, Tagged, Marked, Computed, Sent, Awaited)
-}
+_KINDS = {kind.__name__: kind for kind in EVENT_KINDS}
 _STORAGE_EVENTS = frozenset(kind for kind in _KINDS.values() if kind._fields[0] == "storage")
 # The fields of a ledger that are stored beside its events.
 _FIELDS = (

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from planner.core.schema.setting import Collective, Group
 
@@ -81,7 +81,7 @@ class Freed(NamedTuple):
     storage: int
 
 
-class Emptied(NamedTuple):
+class CacheFreed(NamedTuple):
     """The caching allocator returns its wholly free segments to the driver, as it does once cuDNN
     has tried its algorithms for a convolution."""
 
@@ -99,7 +99,7 @@ class Tagged(NamedTuple):
     weight: int = 0
 
 
-class Marked(NamedTuple):
+class PhaseEnded(NamedTuple):
     """A phase ends. `step` counts optimizer steps from 0; the steady step is 1 or later."""
 
     phase: str
@@ -145,7 +145,7 @@ class Awaited(NamedTuple):
     handle: int
 
 
-class Exchanged(NamedTuple):
+class Exchange(NamedTuple):
     """A collective that a step issues or awaits, in `phase` of its micro-batch `micro_batch` (from
     0), after `place` of the step's operations."""
 
@@ -156,7 +156,8 @@ class Exchanged(NamedTuple):
 
 
 _new_computed = partial(tuple.__new__, Computed)  # Computed(...) takes three times as long
-Event = Allocated | Scratch | Freed | Emptied | Tagged | Marked | Computed | Sent | Awaited
+Event = Allocated | Scratch | Freed | CacheFreed | Tagged | PhaseEnded | Computed | Sent | Awaited
+EVENT_KINDS: tuple[type[Event], ...] = get_args(Event)
 
 
 @dataclass(eq=False)
@@ -277,9 +278,8 @@ class Ledger:
     @cached_property
     def indices(self) -> dict[type, list[int]]:
         """The indices of the events, by type. Allocated and Scratch share one list."""
-        requests: list[int] = []
-        indices: dict[type, list[int]] = {Allocated: requests, Scratch: requests}
-        indices |= {kind: [] for kind in (Freed, Emptied, Tagged, Marked, Computed, Sent, Awaited)}
+        indices: dict[type, list[int]] = {kind: [] for kind in EVENT_KINDS}
+        indices[Scratch] = indices[Allocated]
         for index, kind in enumerate(map(type, self.events)):
             indices[kind].append(index)
         return indices
@@ -294,26 +294,26 @@ class Ledger:
             events, indices = events.work, [(phase, numbers[index]) for phase, index in indices]
         return ((phase, events[index]) for phase, index in indices)
 
-    def exchanges(self, step: int = 1) -> tuple[Exchanged, ...]:
+    def exchanges(self, step: int = 1) -> tuple[Exchange, ...]:
         """The collectives that optimizer step `step` issues and awaits, in order."""
         return tuple(self.template._exchanges.get(step, ()))
 
     @cached_property
-    def _exchanges(self) -> dict[int, list[Exchanged]]:
+    def _exchanges(self) -> dict[int, list[Exchange]]:
         """The exchanges by optimizer step."""
-        exchanges: dict[int, list[Exchanged]] = {}
+        exchanges: dict[int, list[Exchange]] = {}
         counts: dict[int, list[int]] = {}  # by step: its operations and micro-batches so far
-        pending: list[tuple[int, Sent | Awaited]] = []  # of the phase that the next mark ends
+        pending: list[tuple[int, Sent | Awaited]] = []  # of the phase that ends next
         num_operations = 0
         for event in self.events:
             if type(event) is Computed:
                 num_operations += 1
             elif type(event) is Sent or type(event) is Awaited:
                 pending.append((num_operations, event))
-            elif type(event) is Marked:
+            elif type(event) is PhaseEnded:
                 count = counts.setdefault(event.step, [0, 0])
                 exchanges.setdefault(event.step, []).extend(
-                    Exchanged(event.phase, count[1], count[0] + place, exchange)
+                    Exchange(event.phase, count[1], count[0] + place, exchange)
                     for place, exchange in pending
                 )
                 count[0] += num_operations
@@ -337,7 +337,7 @@ class Ledger:
         events: Sequence[Any] = self.events
         by_step: dict[int, list[tuple[str, int]]] = {}
         operations, end = self.indices[Computed], 0
-        for mark in self.indices[Marked]:
+        for mark in self.indices[PhaseEnded]:
             start, end = end, bisect_left(operations, mark)
             phase, step = events[mark]
             by_step.setdefault(step, []).extend([
@@ -363,8 +363,9 @@ _HALF = HUGE // 2
 class AffineLedger:
     """A ledger at any batch size from 2 on, whose sizes are affine in the batch.
 
-    A `template` at batch HUGE shows of each size the fixed part and the part per image (the slope).
-    Another template has no slopes, and stands for the ledger at its own batch only.
+    The `template` is the ledger at batch HUGE, where each size shows its fixed part and its part
+    per image (the slope). Any other ledger may be a template too: all of its sizes count as fixed,
+    and it answers for no batch but its own.
     """
 
     template: Ledger
@@ -381,6 +382,7 @@ class AffineLedger:
         assert batch_size > 1, "a batch of 1 is another step"
         if batch_size == self.template.batch_size:
             return self.template
+        assert self.template.batch_size == HUGE, "sizes at other batches are not known"
         return replace(self.template, events=BatchEvents(self, batch_size), batch_size=batch_size)
 
     @cached_property

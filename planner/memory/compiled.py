@@ -11,7 +11,7 @@ from itertools import count
 
 from planner.core.schema import TrainSetting
 from planner.core.schema.setting import SHARDED
-from planner.ledger.ledger import Allocated, Category, Event, Freed, Ledger, Marked, Tagged
+from planner.ledger.ledger import Allocated, Category, Event, Freed, Ledger, PhaseEnded, Tagged
 from planner.memory.caching_allocator import round_request
 
 # What a compiled graph runs: kernels that Inductor generates and fuses, and those of libraries.
@@ -157,9 +157,9 @@ def _pool_sizes(events: Iterable[Event], pooled_bytes: dict[int, int]) -> tuple[
             peak = max(peak, live)
         elif isinstance(event, Freed):
             live -= pooled_bytes.get(event.storage, 0)
-        elif isinstance(event, Marked) and event.phase == "forward":
+        elif isinstance(event, PhaseEnded) and event.phase == "forward":
             saved = live
-        elif isinstance(event, Marked) and event.phase == "backward":
+        elif isinstance(event, PhaseEnded) and event.phase == "backward":
             gradients = live
     return peak, saved, gradients
 

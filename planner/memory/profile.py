@@ -20,13 +20,13 @@ from planner.ledger.ledger import (
     CATEGORIES,
     Allocated,
     BatchEvents,
+    CacheFreed,
     Category,
     Computed,
-    Emptied,
     Event,
     Freed,
     Ledger,
-    Marked,
+    PhaseEnded,
     Scratch,
     Tagged,
 )
@@ -66,7 +66,7 @@ class Walk:
 
     sizes: list[int]
     num_events: int
-    marks: list[tuple[int, Marked]]
+    marks: list[tuple[int, PhaseEnded]]
     places: list[int]
     releases: list[int]
     event_indices: list[int]
@@ -272,7 +272,7 @@ def _walk_template(ledger: Ledger, keeps_workspaces: bool) -> Walk:
     live_places: dict[int, int] = {}  # by storage
     entries: list[tuple[int, int]] = []  # (place, or its complement, event index)
     workspaces, lt_workspaces, emptied, recorded_workspaces = (list[int]() for _ in range(4))
-    marks: list[tuple[int, Marked]] = []
+    marks: list[tuple[int, PhaseEnded]] = []
     stream_numbers = {"": 0}
     # Until the first backward ends; its thread and forward's request one workspace each.
     is_first_step = needs_workspace = True
@@ -298,10 +298,10 @@ def _walk_template(ledger: Ledger, keeps_workspaces: bool) -> Walk:
         elif kind is Tagged:
             if event.category == "workspace":
                 recorded_workspaces.append(live_places[event.storage])
-        elif kind is Emptied:
+        elif kind is CacheFreed:
             if is_first_step:
                 emptied.append(len(entries))
-        elif kind is Marked:
+        elif kind is PhaseEnded:
             marks.append((index, event))
             is_first_step = is_first_step and event.phase != "backward"
             needs_workspace = is_first_step
@@ -335,7 +335,7 @@ def phase_growth(ledger: Ledger, phase: str) -> int:
     return growth
 
 
-def _is_step_start(mark: Marked, step: int) -> bool:
+def _is_step_start(mark: PhaseEnded, step: int) -> bool:
     """Whether optimizer step `step` begins at `mark`."""
     if step == 0:
         return mark.phase == "build"
@@ -428,7 +428,7 @@ def category_bytes(events: Sequence[Event], start: int, stop: int) -> dict[Categ
     return points
 
 
-def _find_phase(marks: Sequence[tuple[int, Marked]], event_index: int) -> tuple[str, int]:
+def _find_phase(marks: Sequence[tuple[int, PhaseEnded]], event_index: int) -> tuple[str, int]:
     """The phase of an event, and the number of its micro-batch in its step, from 1."""
     micro_batch = 1
     for index, mark in marks:

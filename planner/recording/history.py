@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._dynamo import utils as dynamo
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from planner.ledger.ledger import Allocated, Category, Emptied, Event, Freed, Marked, Tagged
+from planner.ledger.ledger import Allocated, CacheFreed, Category, Event, Freed, PhaseEnded, Tagged
 
 # FSDP2's streams (`FSDPCommContext.lazy_init`), and the category of what lies in their pools.
 STREAMS: Mapping[str, Category] = {
@@ -75,7 +75,7 @@ class Marks:
     """
 
     def __init__(self, write: Callable[[str], None] = write_beside) -> None:
-        self.phases: list[Marked] = []
+        self.phases: list[PhaseEnded] = []
         self.tags: dict[int, list[tuple[int, Category, int]]] = {}
         self.names: dict[int, str] = {}
         self.thread = threading.local()
@@ -91,7 +91,7 @@ class Marks:
 
     def end(self, phase: str, step: int) -> None:
         """Ends a phase; `tag` may follow."""
-        self.phases.append(Marked(phase, step))
+        self.phases.append(PhaseEnded(phase, step))
         self.write(f"{len(self.phases)}|")
 
     def tag(
@@ -220,8 +220,8 @@ def read_events(
             served += 1
         elif action == "free_completed" and entry["addr"] in storages:
             events.append(Freed(storages.pop(entry["addr"])))
-        elif action == "segment_free" and not (events and type(events[-1]) is Emptied):
-            events.append(Emptied(path))
+        elif action == "segment_free" and not (events and type(events[-1]) is CacheFreed):
+            events.append(CacheFreed(path))
     end_phases(len(marks.phases))
     for storage in storages.values():
         category = pools.staying.get(sizes[storage - 1])
@@ -261,7 +261,7 @@ def _outlive_forward(events: Iterable[Event]) -> set[int]:
             fresh.add(event.storage)
         elif type(event) is Freed:
             fresh.discard(event.storage)
-        elif type(event) is Marked:
+        elif type(event) is PhaseEnded:
             if event.phase == "forward":
                 saved |= fresh
             fresh.clear()
@@ -273,7 +273,7 @@ def _recomputed(events: Iterable[Event]) -> set[int]:
     requests memory again."""
     saved, running, since = set[int](), set[int](), list[Event]()
     for event in events:
-        if type(event) is not Marked:
+        if type(event) is not PhaseEnded:
             since.append(event)
             continue
         running.clear()

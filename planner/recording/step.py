@@ -29,7 +29,7 @@ from planner.core.failures import SIGNS
 from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.core.schema.setting import DEEPSPEED, SHARDED
 from planner.ledger.cache import encode
-from planner.ledger.ledger import LEDGER_MICRO_BATCHES, Category, Event, Ledger, Marked, Sent
+from planner.ledger.ledger import LEDGER_MICRO_BATCHES, Category, Event, Ledger, PhaseEnded, Sent
 from planner.libraries import names
 from planner.recording.history import STREAMS, Entry, Marks, Pools, history, read_events
 from planner.recording.operations import Operations, name_requests, place
@@ -203,7 +203,7 @@ def _with_work(events: list[Event], phases: Phases) -> Iterator[Event]:
     """The events, with the work of each phase before the mark of its end, in every step."""
     work = cycle(work for _, work in phases)
     for event in events:
-        if type(event) is Marked and event.phase != "build":
+        if type(event) is PhaseEnded and event.phase != "build":
             yield from next(work)
         yield event
 

@@ -33,7 +33,7 @@ from planner.ledger.ledger import (
     Event,
     Freed,
     Ledger,
-    Marked,
+    PhaseEnded,
     Scratch,
     Sent,
     Tagged,
@@ -136,7 +136,7 @@ class _RankPass:
         num_micro_batches = min(self.setting.accumulate, LEDGER_MICRO_BATCHES)
         start = micro_batch = 0
         for index, event in enumerate(self.ledger.events):
-            if type(event) is Marked:
+            if type(event) is PhaseEnded:
                 is_backward = event.phase == "backward"
                 micro_batch += is_backward
                 is_last = micro_batch % num_micro_batches == 0

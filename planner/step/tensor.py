@@ -19,13 +19,13 @@ from weakref import ReferenceType
 
 from planner.ledger.ledger import (
     Allocated,
+    CacheFreed,
     Category,
     Computed,
-    Emptied,
     Event,
     Freed,
-    Marked,
     OperationKind,
+    PhaseEnded,
     Scratch,
     Tagged,
 )
@@ -102,7 +102,7 @@ class Device:
         cache (aten/src/ATen/native/cudnn/Conv_v8.cpp, get_plans_from_find)."""
         if self.tried_convolutions is not None and key not in self.tried_convolutions:
             self.tried_convolutions.add(key)
-            self.events.append(Emptied(self.scope))
+            self.events.append(CacheFreed(self.scope))
 
     def release(self, storage: int) -> None:
         self.events.append(_new_event(Freed, (storage,)))
@@ -111,7 +111,7 @@ class Device:
         self.events.append(_new_event(Tagged, (storage, category, weight)))
 
     def mark(self, phase: str, step: int) -> None:
-        self.events.append(Marked(phase, step))
+        self.events.append(PhaseEnded(phase, step))
 
     def compute(
         self,

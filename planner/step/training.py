@@ -17,12 +17,12 @@ from planner.ledger.ledger import (
     IN_BACKWARD,
     OPTIMIZER_CALL,
     Allocated,
+    CacheFreed,
     Computed,
-    Emptied,
     Event,
     Freed,
     Ledger,
-    Marked,
+    PhaseEnded,
     Scratch,
     Tagged,
 )
@@ -60,10 +60,10 @@ def repeat_events(
         elif kind is Tagged:
             storage, category, weight = event
             append(_new_event(Tagged, (new.get(storage, storage), category, weight)))
-        elif kind is Marked:
-            append(Marked(event.phase, step))
+        elif kind is PhaseEnded:
+            append(PhaseEnded(event.phase, step))
         else:
-            assert kind is Emptied, "a convolution is only tried once"
+            assert kind is CacheFreed, "a convolution is only tried once"
     return None if new else (copies, last_storage)
 
 

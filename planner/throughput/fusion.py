@@ -9,7 +9,7 @@ from itertools import compress, groupby, pairwise
 from operator import itemgetter
 
 from planner.core.schema.setting import TrainSetting
-from planner.ledger.ledger import Computed, Exchanged, Operation
+from planner.ledger.ledger import Computed, Exchange, Operation
 from planner.memory.compiled import FUSED_PREFIX, is_kernel
 
 COMPILED_PHASES = frozenset(("forward", "backward"))  # the optimizer's step is not compiled
@@ -89,8 +89,8 @@ def fuse_operations(
 
 
 def fuse_between_exchanges(
-    operations: Sequence[Operation], regions: Sequence[str | None], exchanges: Sequence[Exchanged]
-) -> tuple[list[Operation], list[str | None], tuple[Exchanged, ...]]:
+    operations: Sequence[Operation], regions: Sequence[str | None], exchanges: Sequence[Exchange]
+) -> tuple[list[Operation], list[str | None], tuple[Exchange, ...]]:
     """`fuse_operations` of each run of operations between two exchanges, and the exchanges with
     their places among the kernels."""
     fused: list[Operation] = []

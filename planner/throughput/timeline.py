@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from planner.core.schema import TrainSetting
 from planner.core.schema.setting import Group
-from planner.ledger.ledger import Exchanged, Ledger, Sent
+from planner.ledger.ledger import Exchange, Ledger, Sent
 from planner.machine.hardware.fabric import Fabric, bus_factor, find_fabric
 from planner.machine.hardware.gpu import Gpu
 from planner.throughput.result import HOST, HOST_WAIT
@@ -32,7 +32,7 @@ class Exchanges:
     """The collectives of a step (`Ledger.exchanges`), the links that they cross, and the cost of
     overlapping. Every collective takes `scale` times as long as its link says."""
 
-    events: tuple[Exchanged, ...]
+    events: tuple[Exchange, ...]
     fabric: Fabric
     contention: float = CONTENTION
     scale: float = 1.0
@@ -109,8 +109,8 @@ def sent_bytes(sent: Sent, setting: TrainSetting) -> float:
 
 
 def delay_to_region_ends(
-    exchanges: Iterable[Exchanged], phases: Sequence[str], regions: Sequence[str | None]
-) -> tuple[Exchanged, ...]:
+    exchanges: Iterable[Exchange], phases: Sequence[str], regions: Sequence[str | None]
+) -> tuple[Exchange, ...]:
     """The exchanges of a compiled step. A region hands over its results as it returns, so that
     each exchange within a region moves to the region's end."""
     delayed = []
@@ -271,7 +271,7 @@ class Timeline:
         for account in (self.accounts, self.issuing, self.exposed):
             account.clear()
 
-    def run(self, operations: Sequence[Priced], exchanges: Sequence[Exchanged] = ()) -> None:
+    def run(self, operations: Sequence[Priced], exchanges: Sequence[Exchange] = ()) -> None:
         """Runs a step, from where the clocks stand."""
         self.phase = ""
         if self.traffic is not None:
@@ -303,7 +303,7 @@ class Timeline:
             if not asynchronous:
                 self.host = self.device
 
-    def _run_exchange(self, exchange: Exchanged) -> None:
+    def _run_exchange(self, exchange: Exchange) -> None:
         assert self.traffic is not None, "there is a link"
         event = exchange.event
         if isinstance(event, Sent):

@@ -14,7 +14,7 @@ import pytest
 
 from planner.core.schema import SwinConfig
 from planner.estimation.ledgers import step_ledger
-from planner.ledger.ledger import Allocated, Event, Freed, Marked, Scratch
+from planner.ledger.ledger import Allocated, Event, Freed, PhaseEnded, Scratch
 from planner.libraries.names import find_library
 from planner.memory.caching_allocator import round_request
 from planner.step.training import run_on_shapes
@@ -134,7 +134,7 @@ def test_the_authors_steps(is_published: bool, monkeypatch: pytest.MonkeyPatch) 
         build = on_shapes(config, setting)
         ledger = run_on_shapes(build, config, setting, in_place_sums=False)
         assert ledger.num_parameters == step["num_parameters"], step
-        built = next(i for i, e in enumerate(ledger.events) if isinstance(e, Marked))
+        built = next(i for i, e in enumerate(ledger.events) if isinstance(e, PhaseEnded))
         events = list(map(as_recorded, ledger.events))
         num_allocations = sum(isinstance(event, Allocated) for event in events[built:])
         assert num_allocations == step["num_allocations"], step
@@ -162,7 +162,7 @@ def phase_ends(events: list[Event]) -> list[list[Any]]:
             peak = max(peak, live)
         elif isinstance(event, Freed):
             live -= sizes.pop(event.storage, 0)  # scratch
-        elif isinstance(event, Marked):
+        elif isinstance(event, PhaseEnded):
             ends.append([event.phase, event.step, live, peak])
             peak = live
     return ends

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.core.units import KIB, MIB
-from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
+from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, PhaseEnded, Tagged
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import CachingAllocator, OutOfMemoryError
 from planner.memory.profile import find_instant, live_storages, phase_growth, steady_step
@@ -227,17 +227,17 @@ def step(number: int) -> list[Event]:
     first = 10 * number
     return [
         Allocated(first + 1, 1000, "aten.mm", "head"), Tagged(first + 1, "activations"), PRODUCT,
-        Marked("forward", number),
+        PhaseEnded("forward", number),
         PRODUCT, Allocated(first + 2, 2000, "aten.add"), PRODUCT, Freed(first + 1),
         Allocated(first + 3, 512, "aten.mm"), Tagged(first + 3, "gradients"), Freed(first + 2),
-        Marked("backward", number),
-        Marked("optimizer", number),
+        PhaseEnded("backward", number),
+        PhaseEnded("optimizer", number),
         Freed(first + 3),
-        Marked("zero_grad", number),
+        PhaseEnded("zero_grad", number),
     ]  # fmt: skip
 
 
-EVENTS = [Allocated(99, 100, "weight"), Tagged(99, "parameters"), Marked("build", 0)]
+EVENTS = [Allocated(99, 100, "weight"), Tagged(99, "parameters"), PhaseEnded("build", 0)]
 LEDGER = Ledger((*EVENTS, *step(0), *step(1)), batch_size=2, num_parameters=25)
 SECOND = len(EVENTS) + len(step(0))  # the second step's first event
 

@@ -10,7 +10,7 @@ from planner import estimate
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.units import MIB
 from planner.estimation.estimate import estimate_ledger
-from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked
+from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, PhaseEnded
 from planner.machine.hardware.gpu import find_gpu
 from planner.machine.hardware.overheads import processors_of
 from planner.memory.scratch import (
@@ -143,11 +143,11 @@ def convolution(path: str, num_bytes: int, name: str = "convolution") -> Compute
 
 def ledger_of(*forward: Computed, backward: tuple[Computed, ...] = ()) -> Ledger:
     """Two steps of `forward` and `backward`, each with one temporary of 4 MiB."""
-    events: list[Event] = [Marked("build", 0)]
+    events: list[Event] = [PhaseEnded("build", 0)]
     for step in range(2):
-        events += [Allocated(step, 4 * MIB, "aten.mm"), *forward, Marked("forward", step)]
-        events += [*backward, Freed(step), Marked("backward", step)]
-        events += [Marked("optimizer", step), Marked("zero_grad", step)]
+        events += [Allocated(step, 4 * MIB, "aten.mm"), *forward, PhaseEnded("forward", step)]
+        events += [*backward, Freed(step), PhaseEnded("backward", step)]
+        events += [PhaseEnded("optimizer", step), PhaseEnded("zero_grad", step)]
     return Ledger(tuple(events), batch_size=2, num_parameters=0)
 
 

@@ -16,7 +16,7 @@ from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, Tra
 from planner.estimation.arguments import Target
 from planner.estimation.estimate import estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
-from planner.ledger.ledger import Allocated, Freed, Ledger, Marked, Sent, Tagged
+from planner.ledger.ledger import Allocated, Freed, Ledger, PhaseEnded, Sent, Tagged
 from planner.libraries.names import resolve_model
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 from planner.machine.hardware import Gpu, find_gpu
@@ -171,7 +171,7 @@ def test_between_steps_only_what_is_kept_is_alive(
     ledger = recorder.record(*resolved)
     sizes: dict[int, int] = {}
     kinds: dict[int, str] = {}
-    end = max(i for i, event in enumerate(ledger.events) if type(event) is Marked)
+    end = max(i for i, event in enumerate(ledger.events) if type(event) is PhaseEnded)
     for event in ledger.events[:end]:
         if type(event) is Allocated:
             sizes[event.storage] = event.num_bytes

@@ -18,7 +18,7 @@ from planner.core.schema import FactoryModel, TrainSetting
 from planner.estimation.arguments import NO_TARGET, Target, read_target
 from planner.estimation.estimate import choose, estimate_ledger
 from planner.estimation.ledgers import step_ledger
-from planner.ledger.ledger import CATEGORIES, Allocated, Ledger, Marked
+from planner.ledger.ledger import CATEGORIES, Allocated, Ledger, PhaseEnded
 from planner.machine.hardware.overheads import processors_of
 from planner.memory.profile import category_bytes, steady_step
 from planner.memory.scratch import size_scratch
@@ -79,7 +79,7 @@ def test_every_point_of_the_ledger_is_on_the_page(name: str) -> None:
     step, course = swin_step(name), course_of(name)
     data, live = json.loads(json.dumps(timeline_data(course))), course.live
     series = {n: [v * data["unit_bytes"] for v in accumulate(s)] for n, s in data["series"].items()}
-    marks = [i for i, event in enumerate(step.ledger.events) if type(event) is Marked]
+    marks = [i for i, event in enumerate(step.ledger.events) if type(event) is PhaseEnded]
     start = steady_step(step.ledger).steady_event
     expected = category_bytes(step.ledger.events, start + 1, marks[-1])
     for category in CATEGORIES:

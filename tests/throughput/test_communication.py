@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planner.core.schema import TrainSetting
 from planner.core.schema.setting import Group
-from planner.ledger.ledger import Awaited, Computed, Event, Ledger, Marked, Sent
+from planner.ledger.ledger import Awaited, Computed, Event, Ledger, PhaseEnded, Sent
 from planner.machine.hardware.fabric import Curve, Fabric, Link
 from planner.throughput.prediction import predict_step
 from planner.throughput.result import COLLECTIVE_WAIT, HOST_WAIT, Throughput
@@ -37,7 +37,7 @@ def work(num_bytes: float, path: str = "") -> Computed:
 
 def ledger(*steady: Event) -> Ledger:
     """A first step that does nothing, then `steady`."""
-    return Ledger((Marked("zero_grad", 0), *steady, Marked("zero_grad", 1)), 8, 0)
+    return Ledger((PhaseEnded("zero_grad", 0), *steady, PhaseEnded("zero_grad", 1)), 8, 0)
 
 
 def predict(
@@ -56,11 +56,11 @@ def predict(
 
 def buckets(*sizes: float) -> list[Event]:
     """Backward of 2 ms for each bucket, sent as it is full; all are awaited at the end."""
-    events: list[Event] = [work(1e6), Marked("forward", 1)]
+    events: list[Event] = [work(1e6), PhaseEnded("forward", 1)]
     for handle, size in enumerate(sizes):
         events += [work(2e6), send(handle, size)]
     events += [Awaited(handle) for handle in range(len(sizes))]
-    return [*events, Marked("backward", 1)]
+    return [*events, PhaseEnded("backward", 1)]
 
 
 def test_all_but_the_last_bucket_hide_behind_backward() -> None:
@@ -88,7 +88,7 @@ def gathers(num: int, gather: float, compute: float) -> list[Event]:
         if unit + 1 < num:
             events.append(send(unit + 1, gather, follows=False))
         events += [Awaited(unit), work(compute)]
-    return [*events, Marked("forward", 1)]
+    return [*events, PhaseEnded("forward", 1)]
 
 
 def test_weights_are_gathered_while_the_unit_before_computes() -> None:
@@ -107,7 +107,7 @@ def test_weights_are_gathered_no_more_than_two_units_ahead() -> None:
     for unit, compute in enumerate((10e6, 1e6, 1e6, 1e6)):
         ahead = Sent(unit, "all_reduce", 4_000_000, "float32", "world", unit == 0)
         events += [ahead, Awaited(unit), work(compute)]
-    took = predict(ledger(*events, Marked("forward", 1)))
+    took = predict(ledger(*events, PhaseEnded("forward", 1)))
     assert took.step_seconds == pytest.approx(19 * MS)
     assert took.kind_seconds[COLLECTIVE_WAIT] == pytest.approx(6 * MS)
 
@@ -132,7 +132,7 @@ def test_groups_have_communicators_of_their_own() -> None:
 
     def seconds(first: Group, second: Group, num_bytes: float) -> float:
         events = [work(1e6), send(0, 2e6, group=first), send(1, num_bytes, group=second),
-                  Awaited(0), Awaited(1), Marked("backward", 1)]  # fmt: skip
+                  Awaited(0), Awaited(1), PhaseEnded("backward", 1)]  # fmt: skip
         return predict(ledger(*events), setting).step_seconds
 
     assert seconds("shard", "replicate", 1e6) == pytest.approx(3 * MS)
@@ -143,7 +143,7 @@ def test_groups_have_communicators_of_their_own() -> None:
 def test_without_sync_only_the_last_micro_batch_sends(accumulate: int) -> None:
     """Of 3 ms each, and 1 ms exposed at the end."""
     setting = TWO.model_copy(update={"accumulate": accumulate})
-    quiet = [work(1e6), Marked("forward", 1), work(2e6), Marked("backward", 1)]
+    quiet = [work(1e6), PhaseEnded("forward", 1), work(2e6), PhaseEnded("backward", 1)]
     took = predict(ledger(*quiet, *buckets(1e6)), setting)
     assert took.step_seconds == pytest.approx((3 * accumulate + 1) * MS)
     assert took.communication.sent_bytes == 1_000_000
@@ -160,10 +160,10 @@ def test_a_compiled_region_sends_as_it_returns() -> None:
 
 
 def test_blocks_that_are_compiled_send_between_them() -> None:
-    events = [work(1e6, "blocks.1"), Marked("forward", 1)]
+    events = [work(1e6, "blocks.1"), PhaseEnded("forward", 1)]
     for handle, block in enumerate(("blocks.1", "blocks.0")):
         events += [work(1e6, block), send(handle, 1e6), work(1e6, block)]
-    events += [Awaited(0), Awaited(1), Marked("backward", 1)]
+    events += [Awaited(0), Awaited(1), PhaseEnded("backward", 1)]
     setting = TWO.model_copy(update={"compile": "default", "compile_scope": "blocks"})
     took = predict(ledger(*events), setting, region_seconds=0.0)
     assert took.kind_seconds[COLLECTIVE_WAIT] == pytest.approx(1 * MS)

@@ -32,7 +32,7 @@ from planner.core.units import GIB, MIB
 from planner.estimation.arguments import Target
 from planner.estimation.estimate import estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
-from planner.ledger.ledger import Allocated, Computed, Freed, Ledger, Marked, Operation, Tagged
+from planner.ledger.ledger import Allocated, Computed, Freed, Ledger, Operation, PhaseEnded, Tagged
 from planner.libraries.names import find_library, resolve_model
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
@@ -344,7 +344,7 @@ def _inside(ledger: Ledger, counts: Window) -> list[bool]:
     inside: list[bool] = []
     micro_batch = 1
     for index, event in enumerate(ledger.events):
-        if not isinstance(event, Marked):
+        if not isinstance(event, PhaseEnded):
             continue
         counted = event.phase != "build" and counts(event.step, event.phase, micro_batch)
         inside += [counted] * (index + 1 - len(inside))
