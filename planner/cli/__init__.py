@@ -63,11 +63,7 @@ COMMANDS = {
     "doctor": ("diagnose:doctor", TROUBLE, "Find what slows this environment down."),
     "explain": ("diagnose:explain", TROUBLE, "Say why a training ended, from its log."),
     "gpus": ("lists:gpus", LISTS_AND_FILES, "List the GPUs that --gpu knows."),
-    "models": (
-        "lists:models",
-        LISTS_AND_FILES,
-        "List Swins that need no torch, or models by name.",
-    ),
+    "models": ("lists:models", LISTS_AND_FILES, "List the Swins, or any models by name."),
     "cache": ("lists:cache", LISTS_AND_FILES, "List or remove the recordings that are kept."),
 }
 EXAMPLES = (

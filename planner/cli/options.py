@@ -38,6 +38,7 @@ HEADINGS = (
 WORLD = ("world_size", "nodes", "parallelism")  # the fields that one GPU does not have
 TO_FILE = ("FILE", "Output", "", "", "", "file")
 EMPTY = "Give it a value (is a shell variable unset?), or omit it."
+ONCE = "Type it once. Where --help shows [,…], several values are joined by commas."
 EXAMPLES = "\n\nExamples:\n"
 
 
@@ -50,6 +51,14 @@ class Command(click.Command):
         settings = {**HELP_SETTINGS, **settings}
         super().__init__(name, help=text, context_settings=settings, **kwargs)
         self.examples = [line.strip() for line in examples.splitlines()]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read what was typed. Raises UsageError for an option that takes one value and is typed
+        twice: click would take the last."""
+        typed = self.make_parser(ctx).parse_args(list(args))[2]
+        twice = {p.opts[0] for p in typed if typed.count(p) > 1 and not p.multiple}
+        refuse_if(twice, f"{' and '.join(twice)} is typed twice.", ONCE)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. An error that names a field names its option, if that was typed."""
@@ -222,10 +231,10 @@ class Fields:
     model: dict[str, str]
     setting: dict[str, str]
 
-    def add(self, field: str, text: str, twice: str) -> None:
-        """Add a field. Raises UsageError with the message `twice` if it is already there."""
+    def add(self, field: str, text: str) -> None:
+        """Add a field. Raises UsageError if it is already there."""
         fields = self.setting if field in TrainSetting.model_fields else self.model
-        refuse_if(field in fields, twice)
+        refuse_if(field in fields, f"{field} is given twice.")
         fields[field] = text
 
     @property
@@ -278,11 +287,9 @@ def read_fields(typed: Mapping[str, Any], options: Mapping[str, Option]) -> Fiel
     Raises UsageError for an unknown field, and for one that is given twice.
     """
     fields = split_fields(typed["fields"])
-    for name, spec in options.items():
-        value = typed[name]
-        if value:
-            text = ",".join(value) if isinstance(value, tuple) else value
-            fields.add(name, text, f"{name} is given twice: by {spec.flag_of(name)} and by --set.")
+    for name in options:
+        if value := typed[name]:
+            fields.add(name, ",".join(value) if isinstance(value, tuple) else value)
     return fields
 
 
@@ -296,7 +303,7 @@ def split_fields(entries: Iterable[str]) -> Fields:
         refuse_if(not equals, law, "For example --set embed_dim=64.")
         if field not in TrainSetting.model_fields and field not in MODEL_FIELDS:
             raise unknown_field(field, value, "--set ")
-        split.add(field, value, f"--set {field} is given twice.")
+        split.add(field, value)
         refuse_if(not value, f"--set {field} has no value.", EMPTY)
     return split
 

@@ -78,11 +78,9 @@ class Rows(OnDevice):
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs of --gpu: several joined by commas, or all of them. Raises UsageError."""
         names = split_values(self.gpu) if self.gpu else []
-        if "all" not in map(str.casefold, names):
-            return tuple(gpu for gpu in map(parse_gpu, names) if gpu)
-        law = "--gpu all names every GPU by itself."
-        refuse_if(len(names) > 1, law, "Omit the others, or all.")
-        return all_gpus()
+        if "all" in map(str.casefold, names):
+            return all_gpus()
+        return tuple(gpu for gpu in map(parse_gpu, names) if gpu)
 
     @property
     def only_gpu(self) -> Gpu | None:

@@ -153,6 +153,7 @@ def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str)
         (["native:swin_tiny", "--max-batch", "--batch-size", "8"], 2, "is what --max-batch finds"),
         (["native:swin_tiny", "--plot", "a.png"], 2, "'planner report MODEL' draws"),
         (["native:swin_tiny", "--precision", "fp32", "--set", "precision=bf16"], 2, "given twice"),
+        (["native:swin_tiny", "--gpu", "t4", "--gpu", "l4"], 2, "--gpu is typed twice"),
         (["train.py"], 2, "planner emulate --gpu NAME -- python train.py"),
         (["resnet50"], 2, "Did you mean timm:resnet50 or torchvision:resnet50?"),
         ([*MANY, "3", "--global-batch", "64"], 2, "split into 3 equal parts"),
