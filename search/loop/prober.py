@@ -32,9 +32,7 @@ FIRST_MEASURE_SHARE = 0.1
 class Prober(Protocol):
     """Runs one probe to its end, whatever it is, within `deadline_seconds`."""
 
-    def __call__(
-        self, choice: Pick, probe_id: str, deadline_seconds: float
-    ) -> MeasurementRecord: ...
+    def __call__(self, pick: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord: ...
 
 
 class DeviceProber:
@@ -64,15 +62,15 @@ class DeviceProber:
     def __exit__(self, *_: object) -> None:
         self.fork_server.close()
 
-    def __call__(self, choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    def __call__(self, pick: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         request = ProbeRequest(
             probe_id=probe_id,
             model=self.model,
-            setting=choice.candidate.setting,
+            setting=pick.candidate.setting,
             device=self.device,
             memory_cap_bytes=self.cap_bytes,
-            give_up_images_per_second=choice.give_up_images_per_second,
-            **self._timing(choice, deadline_seconds),
+            give_up_images_per_second=pick.give_up_images_per_second,
+            **self._timing(pick, deadline_seconds),
         )
         return run_probe(
             request,
@@ -83,13 +81,13 @@ class DeviceProber:
             fork_server=self.fork_server,
         )
 
-    def _timing(self, choice: Pick, deadline_seconds: float) -> dict[str, float]:
+    def _timing(self, pick: Pick, deadline_seconds: float) -> dict[str, float]:
         """Limits of timing: longer for a setting that is probed once more on a GPU, whose clocks
         drift; shorter for the first probe of a short budget, which leaves time for others."""
-        if choice.phase == "calibrate":
+        if pick.phase == "calibrate":
             usual = ProbeRequest.model_fields["max_measure_seconds"].default
             return {"max_measure_seconds": min(usual, FIRST_MEASURE_SHARE * deadline_seconds)}
-        if choice.phase == "finalists" and self.device != "cpu":
+        if pick.phase == "finalists" and self.device != "cpu":
             return {"min_measure_seconds": FINALIST_SECONDS}
         return {}
 

@@ -89,7 +89,7 @@ class PlannerSampler(BaseSampler):
     (`plain_arm`) is kept to the end. A disturbed setting stays open, and may be probed once more.
 
     `seconds_left` returns the time left, None for no limit. Whoever runs the study tells the
-    posterior of each record, and asks for the `upcoming` choice.
+    posterior of each record, and asks for the `upcoming` pick.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class PlannerSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the upcoming choice; none where there is nothing to probe any more."""
+        """The parameters of the upcoming pick; none where there is nothing to probe any more."""
         return {} if self.upcoming is None else self.params.of(self.upcoming.candidate)
 
     def sample_independent(
@@ -138,8 +138,8 @@ class PlannerSampler(BaseSampler):
         plain = self._plain_default(predicted, allowed)
         if plain is not None and has_measured:
             reserve = min(PLAIN_KEPT * float(seconds[plain]), PLAIN_SHARE * self.budget_seconds)
-        if choice := self._choose_searched(Outlook(predicted, allowed, seconds, left - reserve)):
-            return choice
+        if pick := self._choose_searched(Outlook(predicted, allowed, seconds, left - reserve)):
+            return pick
         plain = self._plain_default(predicted, allowed & (seconds <= left))
         if plain is None or not has_measured:
             return None
@@ -162,13 +162,13 @@ class PlannerSampler(BaseSampler):
         best = self.posterior.best()
         if best is None:
             return self._choose_first(affordable)
-        choice = self._choose_next(affordable, *best)
-        if choice is None:
+        pick = self._choose_next(affordable, *best)
+        if pick is None:
             self.stopped_because = f"another probe would gain under {self.tolerance:.1%}"
             gains = self.posterior.improvement(outlook.predicted, allowed, best[1])
             if gains.max() >= self.tolerance:
                 self.stopped_because = "what could gain more takes longer than the budget has left"
-        return choice
+        return pick
 
     def _choose_first(self, outlook: Outlook) -> Pick | None:
         """The fastest that is safe, compilation counted; where none is, the likeliest to fit."""

@@ -218,22 +218,22 @@ class Search:
         suggested = self.study.params.suggest(trial)
         if suggested is None:
             raise TakenError("no setting of this space")
-        choice = self._choice(suggested)
-        deadline, is_by_budget = self._deadline(choice)
+        pick = self._pick(suggested)
+        deadline, is_by_budget = self._deadline(pick)
         if not self.study.begin(trial, deadline, self.limits.trials):
             raise TakenError("another tuner was first")
         probe_id = uuid.uuid4().hex
-        expected = self.sampler.posterior.expected(suggested, choice.phase)
+        expected = self.sampler.posterior.expected(suggested, pick.phase)
 
         def stamp(record: MeasurementRecord) -> MeasurementRecord:
             update = {"probe_id": probe_id, "expected": expected}
             return record.judged_in(self.budget_bytes).model_copy(update=update)
 
         self.stamp = stamp
-        self._report("start", choice, deadline_seconds=deadline)
+        self._report("start", pick, deadline_seconds=deadline)
         try:
             with interruptible():
-                record = self.prober(choice, probe_id, deadline)
+                record = self.prober(pick, probe_id, deadline)
         except OSError as error:  # this machine's, not the storage's
             raise PlannerError(
                 f"no probe can be run: {error.strerror or error}.",
@@ -249,7 +249,7 @@ class Search:
         self.made.append(record)
         self._add(record)  # what was measured counts even where the disk refuses it
         self.study.keep(record)
-        self._report("end", choice, record=record)
+        self._report("end", pick, record=record)
         return self.study.tell(trial, record)
 
     def receive(self, record: MeasurementRecord) -> None:
@@ -258,18 +258,18 @@ class Search:
         with suppress(RecordsNotWrittenError):
             self.study.keep(self.stamp(record))
 
-    def _choice(self, suggested: Candidate) -> Pick:
+    def _pick(self, suggested: Candidate) -> Pick:
         upcoming = self.sampler.upcoming
         if upcoming is not None and upcoming.candidate.id == suggested.id:
             return upcoming
         return Pick(suggested, "search" if self.records else "calibrate")  # it was enqueued
 
-    def _deadline(self, choice: Pick) -> tuple[float, bool]:
+    def _deadline(self, pick: Pick) -> tuple[float, bool]:
         """The seconds that a probe may take, and whether the budget sets that limit. If it does
         not, the limit is the longest time that the prior gives a probe which does not hang."""
-        by_mode, rate = self.prior.compile_seconds, choice.expected_rate
-        compiling = 5 * compilation_of(choice.candidate.setting).guess(by_mode)
-        stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0
+        by_mode, rate = self.prior.compile_seconds, pick.expected_rate
+        compiling = 5 * compilation_of(pick.candidate.setting).guess(by_mode)
+        stepping = STEPS_TO_WAIT * pick.candidate.images / rate if rate else 0.0
         hung = PROBE_START_SECONDS + compiling + 2 * min(stepping, 3600.0)
         end = self.limits.seconds_left()
         if end is None or end >= hung:
@@ -277,14 +277,14 @@ class Search:
         return max(end, LEAST_PROBE_SECONDS), True
 
     def _report(
-        self, kind: str, choice: Pick, record: MeasurementRecord | None = None,
+        self, kind: str, pick: Pick, record: MeasurementRecord | None = None,
         deadline_seconds: float | None = None,
     ) -> None:  # fmt: skip
         self.on_progress(
             Progress(
                 kind=kind,
-                phase=choice.phase,
-                candidate=choice.candidate,
+                phase=pick.phase,
+                candidate=pick.candidate,
                 probe=len(self.records) + (kind == "start"),
                 num_probes=self.limits.trials,
                 best=self.best,

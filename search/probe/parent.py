@@ -89,12 +89,9 @@ def run_probe(
     def hear(answer: protocol.ProgressMessage) -> None:
         tell(answer.phase, answer.num_steps, answer.step_seconds)
 
-    def combine(outcomes: Sequence[protocol.OutcomeMessage]) -> protocol.OutcomeMessage:
-        return put_together(outcomes, devices) if len(outcomes) > 1 else outcomes[0]
-
     def report_measured(outcomes: Sequence[protocol.OutcomeMessage]) -> None:
         if on_result is not None:
-            on_result(record_of(combine(outcomes)))
+            on_result(record_of(merge_ranks(outcomes, devices)))
 
     tell("start")
     with (
@@ -109,7 +106,7 @@ def run_probe(
             for name, place in zip(devices, places, strict=True)
         ]  # fmt: skip
         monitor = WorkerMonitor(orders, deadline_seconds, server, hear)
-        outcome = combine(monitor.run(report_measured))
+        outcome = merge_ranks(monitor.run(report_measured), devices)
     if outcome.free_bytes is None:
         outcome = _with_crowding(outcome, before, monitor.has_ended)
     tell("end")
@@ -369,11 +366,14 @@ _LARGEST = (
 )  # fmt: skip
 
 
-def put_together(
+def merge_ranks(
     outcomes: Sequence[protocol.OutcomeMessage], devices: Sequence[str]
 ) -> protocol.OutcomeMessage:
     """The outcome of a probe whose ranks have all measured, rank 0 first: each step as long as on
-    the slowest rank, each peak the highest of any rank."""
+    the slowest rank, each peak the highest of any rank. A single outcome, of one rank or of a probe
+    that failed, stays as it is."""
+    if len(outcomes) == 1:
+        return outcomes[0]
     steps = zip(*(o.step_seconds for o in outcomes), strict=False)  # all have taken the same
     free = [o.free_bytes for o in outcomes if o.free_bytes is not None]
     return outcomes[0].model_copy(

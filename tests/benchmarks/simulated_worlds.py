@@ -185,9 +185,9 @@ def search_device(device: Device, budget_seconds: float = math.inf) -> Ended:
     limits = Limits(trials, budget, clock=lambda: 0.0)
     probe = ReplayProber(SimulatedProber(device), limits)
 
-    def counted(choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        phases.append(choice.phase)
-        return probe(choice, probe_id, deadline_seconds)
+    def counted(pick: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        phases.append(pick.phase)
+        return probe(pick, probe_id, deadline_seconds)
 
     options = SearchOptions(trials=trials, budget_seconds=budget)
     study = ProbeStudy(pair.space, budget_bytes=pair.budget_bytes)

@@ -56,8 +56,8 @@ class ReplayProber:
     def __init__(self, replay: Any, limits: Limits) -> None:
         self.replay, self.limits = replay, limits
 
-    def __call__(self, choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        record = self.replay.probe(choice.candidate)
+    def __call__(self, pick: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        record = self.replay.probe(pick.candidate)
         end = self.limits.seconds_left()
         if end is not None and record.probe_seconds > end:  # a device's would have been cut short
             ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None,

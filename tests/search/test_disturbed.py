@@ -211,16 +211,16 @@ def run(folder: Path, prober: Any, **options: Any) -> Recommendation:
     return tune(MODEL, prober=prober, **{**plain, **options})
 
 
-def crowded_out(choice: Pick, *_: object) -> MeasurementRecord:
+def crowded_out(pick: Pick, *_: object) -> MeasurementRecord:
     """A neighbour has come, holds 13 GiB and takes the rest."""
-    record = make_record(choice.candidate.setting, total_bytes=1)
+    record = make_record(pick.candidate.setting, total_bytes=1)
     return record.model_copy(update={"free_bytes": 3 * GIB})
 
 
-def on_a_lost_device(choice: Pick, *_: object) -> MeasurementRecord:
+def on_a_lost_device(pick: Pick, *_: object) -> MeasurementRecord:
     """The GPU has fallen off the bus: not even a context can be made."""
     words = "AcceleratorError: CUDA error: unknown error\nSearch for it."
-    return failed(make_record(choice.candidate.setting), phase="device", message=words)
+    return failed(make_record(pick.candidate.setting), phase="device", message=words)
 
 
 def test_a_lost_device_ends_the_search_and_no_setting_is_blamed(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_lost_device_ends_the_search_and_no_setting_is_blamed(tmp_path: Path) 
     assert found.advice.startswith("The device failed before anything was on it: AcceleratorError")
     assert "unknown error. See whether nvidia-smi lists it" in found.advice
     assert found.num_probes == MAX_LOST
-    well = run(tmp_path, lambda choice, *_: make_record(choice.candidate.setting), batch_size=8)
+    well = run(tmp_path, lambda pick, *_: make_record(pick.candidate.setting), batch_size=8)
     assert well.status == "recommended", "it was reset, and the same command goes on"
 
 
@@ -243,7 +243,7 @@ def test_a_search_ends_where_others_hold_the_device(tmp_path: Path) -> None:
     assert all(r.allowed_bytes == ALLOWED for r in records)
     # When they are gone, the same command goes on, and nothing is closed.
     well = run(
-        tmp_path, lambda choice, *_: make_record(choice.candidate.setting), batch_size=(64, 96, 128)
+        tmp_path, lambda pick, *_: make_record(pick.candidate.setting), batch_size=(64, 96, 128)
     )
     assert well.status == "recommended"
 
@@ -257,8 +257,8 @@ def test_a_study_resumed_with_more_memory_asks_again(
         left = MemoryInUse(16 * GIB, (16 - free) * GIB, free * GIB)
         monkeypatch.setattr(tune_file, "least_free", lambda wanted, left=left: left)
 
-        def prober(choice: Pick, *_: object, free: int = free) -> MeasurementRecord:
-            record = make_record(choice.candidate.setting, total_bytes=free * GIB)
+        def prober(pick: Pick, *_: object, free: int = free) -> MeasurementRecord:
+            record = make_record(pick.candidate.setting, total_bytes=free * GIB)
             return record.model_copy(update={"free_bytes": free * GIB})
 
         assert run(tmp_path, prober, batch_size=64, restrict=one).status == status

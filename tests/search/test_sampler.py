@@ -67,10 +67,10 @@ class LoneSampler(PlannerSampler):
         """The settings of a whole search. `ended` gives the record with which a probe ends, from
         the settings before it and the table's record."""
         probed: list[TrainSetting] = []
-        while (choice := self.choose_within(seconds)) is not None:
-            record = ended(probed, self.replay.probe(choice.candidate))
+        while (pick := self.choose_within(seconds)) is not None:
+            record = ended(probed, self.replay.probe(pick.candidate))
             probed.append(record.setting)
-            self.posterior.tell(choice.candidate, record)
+            self.posterior.tell(pick.candidate, record)
             seconds -= record.probe_seconds
         return probed
 
@@ -97,11 +97,11 @@ def test_without_an_estimate_it_still_arrives_before_random() -> None:
 def test_the_first_probe_is_safe_and_leaves_time_for_others() -> None:
     replay = Replay(TABLE)
     prior = true_prior(replay)
-    choice = LoneSampler(replay, prior).choose_within()
-    assert choice.phase == "calibrate"
-    index = replay.space.index(choice.candidate.setting)
+    pick = LoneSampler(replay, prior).choose_within()
+    assert pick.phase == "calibrate"
+    index = replay.space.index(pick.candidate.setting)
     assert prior.guesses[index].num_bytes < 0.95 * BUDGET
-    assert choice.candidate.setting.compile == "default", "which takes 45 s"
+    assert pick.candidate.setting.compile == "default", "which takes 45 s"
     assert LoneSampler(replay, prior).first_setting(120.0).compile == "off"
     guessed = LoneSampler(replay, generic_prior(replay.space, GPU)).first_setting()
     assert guessed.compile == "off"
@@ -171,9 +171,9 @@ def test_no_probe_is_begun_that_the_budget_would_cut() -> None:
 def test_a_gain_that_the_budget_does_not_allow_is_said() -> None:
     replay = Replay(TABLE)
     sampler = LoneSampler(replay, true_prior(replay))
-    while (choice := sampler.choose_within(30.0)) is not None:
-        assert choice.candidate.setting.compile == "off", "compiling takes 45 s"
-        sampler.posterior.tell(choice.candidate, replay.probe(choice.candidate))
+    while (pick := sampler.choose_within(30.0)) is not None:
+        assert pick.candidate.setting.compile == "off", "compiling takes 45 s"
+        sampler.posterior.tell(pick.candidate, replay.probe(pick.candidate))
     assert sampler.stopped_because == "what could gain more takes longer than the budget has left"
 
 
@@ -271,8 +271,8 @@ def test_the_precision_of_the_fastest_eager_setting_is_compiled_too() -> None:
 def test_what_promises_far_more_is_probed_while_there_is_time_for_it() -> None:
     """An eager step would gain a little more per second, and compiling ten times as much."""
     sampler, compiled = expecting(1.1, "off", "default")
-    choice = sampler.choose_within(60.0)
-    sampler.posterior.tell(choice.candidate, sampler.replay.probe(choice.candidate))
+    pick = sampler.choose_within(60.0)
+    sampler.posterior.tell(pick.candidate, sampler.replay.probe(pick.candidate))
     price = sampler.posterior.probe_seconds(sampler.posterior.predict())[compiled].min()
     modes = [sampler.first_setting(price + more).compile for more in (200.0, 20.0)]
     assert modes == ["off", "default"]

@@ -39,8 +39,8 @@ TABLE = invented_table()
 pytestmark = pytest.mark.usefixtures("gpu")
 
 
-def probe(choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-    return make_record(choice.candidate.setting, total_bytes=14 * GIB)
+def probe(pick: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    return make_record(pick.candidate.setting, total_bytes=14 * GIB)
 
 
 def run(tmp_path: Path, **options: object) -> Recommendation:
@@ -78,11 +78,11 @@ def test_a_global_batch_is_held_and_trials_count_over_resumption(tmp_path: Path)
 def test_an_interrupt_ends_with_the_best_so_far(tmp_path: Path) -> None:
     calls = []
 
-    def interrupted(choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        calls.append(choice)
+    def interrupted(pick: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        calls.append(pick)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return probe(choice, probe_id, deadline_seconds)
+        return probe(pick, probe_id, deadline_seconds)
 
     found = run(tmp_path, prober=interrupted)
     assert found.status == "recommended"
@@ -116,9 +116,9 @@ def test_a_contract_that_some_settings_break_ends_no_search(tmp_path: Path) -> N
     ends the search: tests/tasks/test_tune.py.)"""
     calls: list[Pick] = []
 
-    def sometimes(choice: Pick, *more: Any) -> MeasurementRecord:
-        done = probe(choice, *more)
-        calls.append(choice)
+    def sometimes(pick: Pick, *more: Any) -> MeasurementRecord:
+        done = probe(pick, *more)
+        calls.append(pick)
         return failed(done, "unsupported", phase=CONTRACT) if len(calls) == 2 else done
 
     found = run(tmp_path, prober=sometimes)
@@ -129,9 +129,9 @@ def test_a_contract_that_some_settings_break_ends_no_search(tmp_path: Path) -> N
 def test_a_probe_may_not_outlast_the_budget(tmp_path: Path) -> None:
     deadlines = []
 
-    def endless(choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    def endless(pick: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         deadlines.append(deadline_seconds)
-        done = probe(choice, probe_id, deadline_seconds)
+        done = probe(pick, probe_id, deadline_seconds)
         return done if len(deadlines) == 1 else failed(done, "timed_out")
 
     found = run(tmp_path, prober=endless, budget_seconds=90.0, trials=2)
@@ -145,9 +145,9 @@ def test_a_probe_may_not_outlast_the_budget(tmp_path: Path) -> None:
 def test_a_short_budget_begins_with_what_is_surely_measured(tmp_path: Path) -> None:
     """On a busy machine, where a step of four images outlasts the budget."""
 
-    def busy(choice: Pick, *more: Any) -> MeasurementRecord:
-        done = probe(choice, *more)
-        return done if choice.candidate.images <= 2 else failed(done, "timed_out")
+    def busy(pick: Pick, *more: Any) -> MeasurementRecord:
+        done = probe(pick, *more)
+        return done if pick.candidate.images <= 2 else failed(done, "timed_out")
 
     found = run(tmp_path, prober=busy, budget_seconds=60.0, trials=1, batch_size=None)
     assert found.status == "recommended"

@@ -50,7 +50,7 @@ class SlowProber:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def __call__(self, choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    def __call__(self, pick: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         self.calls += 1
         time.sleep(0.05)
         if self.calls == 2 and "--wait" in sys.argv:
@@ -63,7 +63,7 @@ class SlowProber:
                 while not Path(os.environ.get("WINDS_UP_UNTIL", "/")).exists():
                     time.sleep(0.02)
         seed = Random(probe_id).randrange(99)
-        record = make_record(choice.candidate.setting, seed=seed, model=self.model)
+        record = make_record(pick.candidate.setting, seed=seed, model=self.model)
         if self.on_result is not None:
             self.on_result(record)
         return record

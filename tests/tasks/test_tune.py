@@ -38,10 +38,10 @@ class InThisProcess:
         self.model = FactoryModel(factory=f"mine:{name}", image_size=(8, 8))
         self.num_probes = 0
 
-    def __call__(self, choice: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    def __call__(self, pick: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         self.num_probes += 1
         request = ProbeRequest(
-            probe_id=probe_id, model=self.model, setting=choice.candidate.setting, max_steps=2
+            probe_id=probe_id, model=self.model, setting=pick.candidate.setting, max_steps=2
         )
         with Path(os.devnull).open("wb") as nobody:
             outcome = measure(request, math.inf, Report(nobody.fileno()))

@@ -119,7 +119,7 @@ def test_it_ends_with_what_the_others_find(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("search.loop.search.time.sleep", sleep)
     options = SearchOptions(budget_seconds=None, tolerance=0.0)
     search = Search(
-        here, generic_prior(space, GPU), lambda choice, *_: make_record(choice.candidate.setting),
+        here, generic_prior(space, GPU), lambda pick, *_: make_record(pick.candidate.setting),
         Limits(), options,
     )  # fmt: skip
     search.run()
@@ -138,12 +138,12 @@ def test_what_a_tuner_measured_whose_trial_was_freed_meanwhile_is_kept(
     here, there = (ProbeStudy(space, storage=storage.format(tmp_path)) for _ in range(2))
     asked: list[TrainSetting] = []
 
-    def prober(choice: Pick, *_: object) -> MeasurementRecord:
-        asked.append(choice.candidate.setting)
+    def prober(pick: Pick, *_: object) -> MeasurementRecord:
+        asked.append(pick.candidate.setting)
         if len(asked) == 1:
             (mine,) = there.optuna_study.get_trials(states=(TrialState.RUNNING,))
             there.optuna_study.tell(mine.number, state=TrialState.FAIL)
-        return make_record(choice.candidate.setting)
+        return make_record(pick.candidate.setting)
 
     options = SearchOptions(budget_seconds=None, tolerance=0.0)
     Search(here, generic_prior(space, GPU), prober, Limits(), options).run()

@@ -17,7 +17,7 @@ from planner.training import zero
 from planner.training.building import set_precision
 from search.probe import parent
 from search.probe.device import MemoryInUse
-from search.probe.parent import put_together, run_probe
+from search.probe.parent import merge_ranks, run_probe
 from search.probe.protocol import OutcomeMessage, ProbeRequest, Report
 from search.probe.worker import measure, meter, subject, verdict
 from search.probe.worker.meter import Crowding
@@ -109,7 +109,7 @@ def test_what_ranks_say_is_put_together() -> None:
         update={"step_seconds": (2.0, 3.0), "peak_reserved_bytes": 20, "device_bytes": 22,
                 "flags": ("both",), "free_bytes": 5}
     )  # fmt: skip
-    found = put_together([slow, fast], ["cuda:0", "cuda:1"])
+    found = merge_ranks([slow, fast], ["cuda:0", "cuda:1"])
     assert found.step_seconds == (2.0, 4.0)
     assert (found.peak_reserved_bytes, found.device_bytes) == (20, 22)
     assert (found.free_bytes, found.taken_bytes) == (5, 1)
