@@ -36,7 +36,7 @@ from planner.libraries.limits import module_faults
 from planner.libraries.microsoft.spec import SPEC as MICROSOFT
 from planner.libraries.microsoft.spec import is_authors_file, read_authors_file
 from planner.libraries.native.spec import SPEC as NATIVE
-from planner.libraries.spec import IMAGENET_1K, IMAGENET_22K, PRETRAINED_192, SIZES, LibrarySpec
+from planner.libraries.spec import LibrarySpec, published_fields
 from planner.libraries.timm.spec import SPEC as TIMM
 from planner.libraries.timm.spec import timm_hint
 
@@ -68,31 +68,10 @@ def faults_of(model: Model, setting: TrainSetting) -> list[Fault]:
 NAMED_LIBRARIES = ("timm", "torchvision", "transformers")
 
 
-def _hub_configs(version: int, name: str, image: int, window: int, labels: int, *sizes: str) -> Any:
-    """(name, fields) of the hub's Swins of one configuration. The fields are those that differ from
-    the defaults of their class."""
-    kind = "Swin" if version == 1 else "Swinv2"
-    for size in sizes:
-        fields = {**SIZES[size], "image_size": image, "window_size": window, "num_labels": labels}
-        if "to" in name:
-            fields["pretrained_window_sizes"] = PRETRAINED_192
-        full_name = f"microsoft/{kind.lower()}-{size}-patch4-{name}"
-        yield full_name, {"architectures": [f"{kind}ForImageClassification"], **fields}
-
-
 # The Swins on the Hugging Face hub, as `AutoModelForImageClassification.from_pretrained(name)`
-# builds them. So nothing is downloaded to build one.
-HUB: Mapping[str, dict[str, Any]] = dict([
-    *_hub_configs(1, "window7-224", 224, 7, IMAGENET_1K, "tiny", "small", "base", "large"),
-    *_hub_configs(1, "window12-384", 384, 12, IMAGENET_1K, "base", "large"),
-    *_hub_configs(1, "window7-224-in22k", 224, 7, IMAGENET_22K, "base", "large"),
-    *_hub_configs(1, "window12-384-in22k", 384, 12, IMAGENET_22K, "base", "large"),
-    *_hub_configs(2, "window8-256", 256, 8, IMAGENET_1K, "tiny", "small", "base"),
-    *_hub_configs(2, "window16-256", 256, 16, IMAGENET_1K, "tiny", "small", "base"),
-    *_hub_configs(2, "window12-192-22k", 192, 12, IMAGENET_22K, "base", "large"),
-    *_hub_configs(2, "window12to16-192to256-22kto1k-ft", 256, 16, IMAGENET_1K, "base", "large"),
-    *_hub_configs(2, "window12to24-192to384-22kto1k-ft", 384, 24, IMAGENET_1K, "base", "large"),
-])  # fmt: skip
+# builds them: the fields that differ from the defaults of their class. So nothing is downloaded to
+# build one.
+HUB = published_fields("transformers")
 
 
 def find_named(library: str, name: str, overrides: Mapping[str, Any]) -> NamedModel:

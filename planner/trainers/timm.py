@@ -17,7 +17,7 @@ from planner.core.errors import Fault
 from planner.core.schema import NamedModel, SwinConfig
 from planner.core.schema.setting import EMA_DECAY
 from planner.estimation.ledgers import Recipe, learning_rate_note, rounded
-from planner.libraries.timm.spec import PUBLISHED
+from planner.libraries.timm.spec import SPEC
 from planner.trainers.launch import OLD_PILLOW, launch_line, node_notes, torchrun_line, train_loader
 from planner.trainers.plan import Plan, Support, Trainer, Written, list_faults
 from planner.trainers.refusals import IN_THE_LOOP, IN_THE_STEP
@@ -276,15 +276,15 @@ def _published_name(model: SwinConfig) -> str:
     """The model's own timm name, or that of the published model with the fewest overrides."""
     if model.library == "timm" and model.name is not None:
         name = model.name.partition(".")[0]  # a tag names weights, not a shape
-        if name in PUBLISHED:
+        if name in SPEC.published:
             return name
-    candidates = [name for name, config in PUBLISHED.items() if config.version == model.version]
+    candidates = (n for n, config in SPEC.published.items() if config.version == model.version)
     return min(candidates, key=lambda name: len(_overrides(model, name)))
 
 
 def _overrides(model: SwinConfig, name: str) -> dict[str, Any]:
     """The `create_model` arguments in which `model` differs from timm's `name`."""
-    published = PUBLISHED[name]
+    published = SPEC.published[name]
     overrides = {
         argument: getattr(model, field)
         for field, argument in _ARGUMENTS.items()

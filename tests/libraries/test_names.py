@@ -15,8 +15,7 @@ from planner.libraries import spec as drift
 from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
 from planner.libraries.names import SPECS, build_named, find_library, resolve_model
 from planner.libraries.spec import drift_notes, package_folder
-from planner.libraries.timm.spec import PUBLISHED as TIMM
-from planner.libraries.timm.spec import TAGGED
+from planner.libraries.timm.spec import SPEC
 from planner.libraries.torchvision import declare_missing_operators
 from tests.steps import build_real, needs
 
@@ -38,12 +37,12 @@ def structure(module: nn.Module) -> dict[str, Any]:
 
 
 # The smallest of each family; all of them are the same code with other numbers.
-EACH_FAMILY = ("swin_tiny_patch4_window7_224", "swin_s3_tiny_224", "swinv2_tiny_window16_256")
+FAMILIES = ("swin_tiny_patch4_window7_224", "swin_s3_tiny_224", "swinv2_tiny_window16_256")
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in EACH_FAMILY else pytest.mark.release) for n in TIMM],
+    [pytest.param(n, marks=() if n in FAMILIES else pytest.mark.release) for n in SPEC.published],
 )
 def test_timm_names_build_what_timm_builds(name: str) -> None:
     declare_missing_operators()
@@ -51,9 +50,9 @@ def test_timm_names_build_what_timm_builds(name: str) -> None:
 
     with torch.device("meta"):
         theirs = timm.create_model(name).train()
-    ours = on_meta(TIMM[name])
+    ours = on_meta(SPEC.published[name])
     assert structure(ours) == structure(theirs)
-    assert theirs.patch_embed.img_size == TIMM[name].image_size
+    assert theirs.patch_embed.img_size == SPEC.published[name].image_size
 
 
 def test_timm_lists_nothing_else() -> None:
@@ -64,9 +63,9 @@ def test_timm_lists_nothing_else() -> None:
     theirs = {name for name in timm.list_models("swin*") if not name.startswith("swinv2_cr_")}
     assert {name for name in timm.list_models("swin*") if spec.find(name)} == theirs
     tagged = {n for n in timm.list_pretrained("swin*") if not n.startswith("swinv2_cr_")}
-    assert set(TAGGED) == tagged
+    assert set(SPEC.tagged) == tagged
     classes = {name: timm.get_pretrained_cfg(name).num_classes for name in tagged}
-    assert {name: config.num_classes for name, config in TAGGED.items()} == classes
+    assert {name: config.num_classes for name, config in SPEC.tagged.items()} == classes
 
 
 @needs("torchvision", "transformers")
