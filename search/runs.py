@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from planner.core import files
-from planner.core.errors import PlannerError, UsageError, as_text, refuse_if, shorten
+from planner.core.errors import PlannerError, UsageError, refuse_if, shorten
 from planner.core.schema import MeasurementRecord, Model, ResolvedSetting
 from planner.core.schema.record import Recommendation
 from planner.estimation.arguments import (
@@ -123,7 +123,7 @@ def check_target(target: str) -> None:
     if is_run(target) or ":" in target:  # errors of LIBRARY:NAME and factories name what is wrong
         return
     if path.suffix == ".json" and path.is_file():
-        shown = shorten(as_text(target))
+        shown = shorten(target)
         refuse_if(
             is_predicted(files.parse_json(files.read_text(path, files.MAX_RESULT_BYTES), shown)),
             f"{shown} holds an estimate or advice, and a page draws a run or a model.",
@@ -158,7 +158,7 @@ def check_subjects(subjects: Sequence[Subject]) -> None:
     for subject in subjects:
         if isinstance(subject, Run):
             identity: Hashable = Path(subject.place).resolve()
-            name = f"the run {shorten(as_text(subject.place))}"
+            name = f"the run {shorten(subject.place)}"
         else:
             estimate = subject.estimate
             identity = (repr(estimate), repr(subject.target.allocator), subject.target.link)
@@ -172,7 +172,7 @@ def check_page(output: str | os.PathLike[str], force: bool = False) -> Path:
     """The file to which a page can be written. Raises as `check_output`, and PlannerError for a
     file that is no page of ours, unless `force` replaces it."""
     path = files.check_output(output, "a page", (".html", ".htm"))
-    shown = shorten(as_text(str(path)))
+    shown = shorten(str(path))
     try:
         if path.exists() and not path.is_file():
             raise PlannerError(f"{shown} is no file that can be replaced.", "Name another file.")

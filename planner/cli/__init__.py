@@ -17,7 +17,7 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from planner import __version__
-from planner.core.errors import PlannerError, UsageError, as_text, printable, shorten, unknown_name
+from planner.core.errors import PlannerError, UsageError, printable, shorten, unknown_name
 
 HELP_SETTINGS = {"help_option_names": ["-h", "--help"]}
 COMPLETION = "_PLANNER_COMPLETE"  # click's variable, in which a shell's script asks
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _report_lost_output(error)
         if error.errno != errno.ENAMETOOLONG:
             raise
-        name = shorten(as_text(os.fsdecode(error.filename)))
+        name = shorten(os.fsdecode(error.filename))
         return _fail(f"{name} is longer than the name of any file.", 2)
     return status if isinstance(status, int) else 0
 

@@ -101,19 +101,13 @@ def shorten(value: object, length: int = MAX_SHOWN) -> str:
     return text if len(text) <= length else f"{text[:length]}…"
 
 
-def printable(text: str) -> str:
-    """`text` with all control characters but line ends and tabs escaped."""
+def printable(text: str, but: str = "\n\t") -> str:
+    """`text` with all characters escaped that do not print, `but` line ends and tabs; among them
+    the bytes of a file's name that are not UTF-8."""
     if text.isprintable():
         return text
-    kept = [
-        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
-    ]
+    kept = (c if c.isprintable() or c in but else c.encode("unicode_escape").decode() for c in text)
     return "".join(kept)
-
-
-def as_text(name: str) -> str:
-    """A file's name as text that can be printed: file systems hold bytes, not always UTF-8."""
-    return printable(name.encode(errors="replace").decode())
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

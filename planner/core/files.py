@@ -14,7 +14,14 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from planner.core.errors import MAX_SHOWN, PlannerError, UsageError, alternatives, as_text, shorten
+from planner.core.errors import (
+    MAX_SHOWN,
+    PlannerError,
+    UsageError,
+    alternatives,
+    printable,
+    shorten,
+)
 from planner.core.units import MIB, format_bytes
 
 # What lies in the --output of `planner tune`.
@@ -28,7 +35,6 @@ _SPOOL_BYTES = 64 * MIB  # of a pipe that are held in memory; more lie in a file
 # A model file has some twenty fields, a recommendation a few thousand settings at most.
 MAX_MODEL_BYTES = MIB // 4
 MAX_RESULT_BYTES = 64 * MIB
-MAX_DEPTH = 32
 
 
 class NoFileError(UsageError):
@@ -110,14 +116,12 @@ def parse_json(text: str, source: str) -> Any:
     """The value of a JSON text. Raises UsageError, naming `source`, where it is no JSON, has a key
     twice, or has numbers or nesting beyond reason."""
     try:
-        return _within_depth(json.loads(text, object_pairs_hook=_object), source)
+        return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         reason = f"line {error.lineno}: {error.msg}"
         way_out = "Mend it there, or write it anew; 'python -m json.tool FILE' shows the place."
         raise UsageError(f"{source} is not whole JSON ({reason}).", way_out) from None
-    except RecursionError:
-        raise _too_deep(source) from None
-    except ValueError as error:  # a key twice, or a number of thousands of digits
+    except (RecursionError, ValueError) as error:  # a key twice, a number of thousands of digits
         raise UsageError(f"{source} cannot be read: {_reason(error)}.") from None
 
 
@@ -159,15 +163,13 @@ def parse_yaml(text: str, source: str) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return _within_depth(yaml.load(text, Loader), source)
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""
         reason = getattr(error, "problem", None) or "it cannot be parsed"
         raise UsageError(f"{source} is not YAML: {reason}{where}.") from None
-    except RecursionError:
-        raise _too_deep(source) from None
-    except ValueError as error:  # a date that is none, or a number of thousands of digits
+    except (RecursionError, ValueError) as error:  # a date that is none, a number of many digits
         raise UsageError(f"{source} cannot be read: {_reason(error)}.") from None
 
 
@@ -178,13 +180,13 @@ def check_output(path: str | os.PathLike[str], what: str, endings: Sequence[str]
     file can be written there.
     """
     path = named_path(path, "output")
-    shown = shorten(as_text(str(path)))
+    shown = shorten(str(path))
     example = f"{what.split()[-1]}{endings[0]}"
     try:
         if path.is_dir():
             raise UsageError(
                 f"{shown} is a folder, and {what} is one file.",
-                f"Name a file in it, as {as_text(str(path / example))}.",
+                f"Name a file in it, as {printable(str(path / example))}.",
             )
         if not path.name[1:].lower().endswith(tuple(endings)):
             raise UsageError(
@@ -192,7 +194,7 @@ def check_output(path: str | os.PathLike[str], what: str, endings: Sequence[str]
                 f"For example {example}.",
             )
         if not path.parent.is_dir():
-            folder = shorten(as_text(str(path.parent)))
+            folder = shorten(str(path.parent))
             raise PlannerError(
                 f"{shown} cannot be written: the folder {folder} does not exist.",
                 "Make the folder, or name a file in another.",
@@ -217,7 +219,7 @@ def write_output(path: Path, data: bytes) -> Path:
 
 def unwritable(path: Path | str, error: Exception, instead: str = _ANOTHER) -> PlannerError:
     """The error where nothing can be written, with what to do about `error`, or `instead`."""
-    message = f"{shorten(as_text(str(path)))} cannot be written: {_reason(error)}."
+    message = f"{shorten(str(path))} cannot be written: {_reason(error)}."
     return PlannerError(message, way_to_write(error, instead))
 
 
@@ -267,25 +269,10 @@ def _first_repeated(keys: Iterable[str]) -> str:
     return next((key for key, number in Counter(keys).items() if number > 1), "")
 
 
-def _within_depth(data: Any, source: str) -> Any:
-    """`data`. Raises UsageError where it is nested more than MAX_DEPTH deep."""
-    open_ = [(data, 1)]
-    while open_:
-        value, depth = open_.pop()
-        if isinstance(value, dict | list):
-            if depth > MAX_DEPTH:
-                raise _too_deep(source)
-            inner = value.values() if isinstance(value, dict) else value
-            open_ += [(child, depth + 1) for child in inner]
-    return data
-
-
-def _too_deep(source: str) -> UsageError:
-    return UsageError(f"{source} cannot be read: it is nested more than {MAX_DEPTH} deep.")
-
-
 def _reason(error: Exception) -> str:
     """What went wrong, in a few words."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
     if "integer string conversion" in str(error):
         return "a number in it has thousands of digits"
     return getattr(error, "strerror", None) or str(error)

@@ -213,8 +213,8 @@ def _read_card(gpu: DetectedGpu, device: NvmlDevice, others: Mapping[int, NvmlDe
         reasons=device.throttle_reasons,
         sm_mhz=device.sm_mhz,
         max_sm_mhz=device.sm_max_mhz,
-        watts=_watts(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit)),
-        default_watts=_watts(ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit)),
+        watts=device.watts(pynvml.nvmlDeviceGetEnforcedPowerLimit),
+        default_watts=device.watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit),
         generation=ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
         max_generation=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
         lanes=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth),
@@ -223,10 +223,6 @@ def _read_card(gpu: DetectedGpu, device: NvmlDevice, others: Mapping[int, NvmlDe
         nvlinks_down=links.count(0),
         no_p2p={n: _NO_P2P[why] for n, why in peers.items() if why in _NO_P2P},
     )  # fmt: skip
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
 
 
 def load_facts(path: str | Path) -> Facts:

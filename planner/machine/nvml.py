@@ -51,15 +51,6 @@ class NvmlProcess:
     used_bytes: int | None
 
 
-@dataclass(frozen=True)
-class NvmlUtilization:
-    """Percent of the driver's last sampling period (between a sixth of a second and one, by nvml.h)
-    in which some kernel ran, and in which memory was read or written: not how full the card was."""
-
-    gpu_percent: int
-    memory_percent: int
-
-
 def _ask(question: Callable[..., Any], *arguments: Any) -> Any | None:
     try:
         return question(*arguments)
@@ -67,11 +58,30 @@ def _ask(question: Callable[..., Any], *arguments: Any) -> Any | None:
         return None
 
 
+def _reading(question: Callable[..., Any], *arguments: Any) -> Any:
+    """A property of a device: what the driver answers to a question with these arguments."""
+    return property(lambda device: device.ask(question, *arguments))
+
+
 @dataclass(frozen=True)
 class NvmlDevice:
-    """One GPU as the driver knows it."""
+    """One GPU as the driver knows it.
+
+    - `uuid`: `GPU-` and 32 hexadecimal digits with hyphens.
+    - `utilization`: of the driver's last sampling period (between a sixth of a second and one, by
+      nvml.h) the percents in which some kernel ran (`gpu`), and in which memory was read or written
+      (`memory`): not how full the card was. None also on a card that is split, whose instances the
+      driver does not tell apart.
+    """
 
     handle: Any
+
+    uuid = _reading(pynvml.nvmlDeviceGetUUID)
+    sm_mhz = _reading(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM)
+    sm_max_mhz = _reading(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM)
+    memory_mhz = _reading(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM)
+    temperature_c = _reading(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU)
+    utilization = _reading(pynvml.nvmlDeviceGetUtilizationRates)
 
     def ask(self, question: Callable[..., Any], *arguments: Any) -> Any | None:
         return _ask(question, self.handle, *arguments)
@@ -79,11 +89,6 @@ class NvmlDevice:
     @property
     def name(self) -> str:
         return self.ask(pynvml.nvmlDeviceGetName) or "NVIDIA GPU"
-
-    @property
-    def uuid(self) -> str | None:
-        """`GPU-` and 32 hexadecimal digits with hyphens."""
-        return self.ask(pynvml.nvmlDeviceGetUUID)
 
     @property
     def pci_bus_id(self) -> str | None:
@@ -128,31 +133,13 @@ class NvmlDevice:
         return None
 
     @property
-    def sm_mhz(self) -> int | None:
-        return self.ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM)
-
-    @property
-    def sm_max_mhz(self) -> int | None:
-        return self.ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM)
-
-    @property
-    def memory_mhz(self) -> int | None:
-        return self.ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM)
-
-    @property
-    def temperature_c(self) -> int | None:
-        return self.ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU)
-
-    @property
     def power_watts(self) -> float | None:
-        milliwatts = self.ask(pynvml.nvmlDeviceGetPowerUsage)
-        return None if milliwatts is None else milliwatts / 1000
+        return self.watts(pynvml.nvmlDeviceGetPowerUsage)
 
-    @property
-    def utilization(self) -> NvmlUtilization | None:
-        """None also on a card that is split, whose instances the driver does not tell apart."""
-        rates = self.ask(pynvml.nvmlDeviceGetUtilizationRates)
-        return NvmlUtilization(rates.gpu, rates.memory) if rates is not None else None
+    def watts(self, question: Callable[..., Any]) -> float | None:
+        """What a question in milliwatts is answered."""
+        milliwatts = self.ask(question)
+        return None if milliwatts is None else milliwatts / 1000
 
     @property
     def throttle_reasons(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from planner.core.errors import Fault, UnsupportedError
+from planner.core.errors import Fault, UnsupportedError, printable
 from planner.core.files import write_whole
 from planner.core.schema import Library, Model, NamedModel, SwinConfig, TrainSetting
 from planner.core.schema.record import DataResult, LoaderSetting
@@ -33,10 +33,7 @@ _MAX_LENGTH = 300
 def one_line(text: str, max_length: int = _MAX_LENGTH) -> str:
     """`text` on one line: characters that do not print (newlines, NUL, surrogates …) are
     escaped."""
-    shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
-        for c in text[: max_length + 1]
-    )
+    shown = printable(text[: max_length + 1], but="")
     return shown if len(text) <= max_length else f"{shown[:max_length]}..."
 
 

@@ -15,8 +15,8 @@ from planner.core.errors import (
     PlannerError,
     UnsupportedError,
     UsageError,
-    as_text,
     nearest,
+    printable,
     shorten,
 )
 from planner.core.files import named_path
@@ -59,7 +59,7 @@ def find_data(text: str) -> Data:
     """The data that `text` names, without opening a picture. Raises UsageError where there are none
     or some cannot be read."""
     path = named_path(text, "data").expanduser()
-    if as_text(text) != text or "\0" in text:
+    if printable(text) != text:
         raise UsageError(f"{shorten(text)} is no name that a record can hold.", "Rename it.")
     if path.is_dir():
         return _find_pictures(path.resolve())
@@ -84,15 +84,15 @@ def _find_pictures(path: Path) -> Data:
                 )
                 if not num_in_class:
                     raise UsageError(
-                        f"the class {as_text(entry.name)!r} of {folder} has no pictures, and "
+                        f"the class {printable(entry.name)!r} of {folder} has no pictures, and "
                         "torchvision's ImageFolder refuses it.",
                         "Remove the empty folder, or put its pictures into it.",
                     )
                 count, classes = count + num_in_class, classes + 1
     except OSError as error:
         raise UsageError(
-            f"{as_text(str(error.filename))} cannot be read: {error.strerror}.",
-            f"Give yourself the right to read it: chmod -R u+rX {as_text(str(folder))}",
+            f"{printable(str(error.filename))} cannot be read: {error.strerror}.",
+            f"Give yourself the right to read it: chmod -R u+rX {printable(str(folder))}",
         ) from None
     if not count:
         raise UsageError(f"{folder} has no pictures in folders of classes.", WAY_OUT)
@@ -207,7 +207,7 @@ def _open_pictures(folder: Path, transform_picture: Any) -> Any:
                 picture = self.loader(path)
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
                 reason = str(error).replace(repr(path), "").rstrip()
-                raise BadItemError(f"{as_text(path)} cannot be decoded: {reason}") from None
+                raise BadItemError(f"{printable(path)} cannot be decoded: {reason}") from None
             return self.transform(picture), label
 
     return Pictures(folder, transform_picture)

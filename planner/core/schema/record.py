@@ -122,18 +122,6 @@ def _may_equal(a: object, b: object) -> bool:
     return a is None or b is None or a == b
 
 
-class PhaseBytes(BaseModel):
-    """Live bytes (`torch.cuda.memory_allocated`) at the end of each phase of a steady step; only
-    older records have them."""
-
-    model_config = KEPT
-
-    before_step: Whole
-    after_forward: Whole
-    after_backward: Whole
-    after_step: Whole
-
-
 class Spread(BaseModel):
     """The least, the median and the most of several readings of one figure."""
 
@@ -199,7 +187,9 @@ class MeasurementRecord(BaseModel):
     peak_allocated_bytes: Whole | None = None
     peak_reserved_bytes: Whole | None = None
     device_bytes: Whole | None = None
-    phases: PhaseBytes | None = None
+    phases: dict[str, Whole] | None = Field(
+        default=None, description="of older records: live bytes at the end of each"
+    )
     unit: str | None = Field(None, pattern=UNIT, description="a task's word for an item of a batch")
     compile_seconds: float | None = None
     probe_seconds: float = 0.0

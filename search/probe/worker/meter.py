@@ -352,8 +352,8 @@ ClockReading = Mapping[str, Any]
 def read_clocks(device: NvmlDevice) -> ClockReading:
     utilization = device.utilization
     return {name: getattr(device, name) for name in _LAST_READING_FIELDS} | {
-        "gpu_percent": utilization and utilization.gpu_percent,
-        "memory_percent": utilization and utilization.memory_percent,
+        "gpu_percent": utilization and utilization.gpu,
+        "memory_percent": utilization and utilization.memory,
     }  # fmt: skip
 
 
