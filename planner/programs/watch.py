@@ -230,8 +230,8 @@ def differences(seen: Seen, planned: Planned | None) -> dict[str, str]:
     kinds = {}
     if seen.retries:
         kinds["allocator retries"] = (
-            f"{seen.retries} allocations succeeded only after cached memory was given back: the "
-            "device is full, and each retry waits for it."
+            f"allocations that succeeded only after cached memory was given back: {seen.retries}. "
+            "The device is full, and each retry waits for it."
         )
     if (share := seen.waited / seen.seconds) > WAIT_SHARE:
         kinds["waiting for data"] = f"{share:.0%} of the time was spent waiting for batches."

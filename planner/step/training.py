@@ -180,7 +180,7 @@ class ShapeTraining:
             device.on_gradient = self.step_once
         self.optimizer = make_optimizer(device, parameters, setting)
         self.scaler = Scaler(device) if setting.precision == "fp16" else None
-        self.ema = self.copy_weights() if setting.ema else None
+        self.average = self.copy_weights() if setting.ema else None
         self.num_steps = 0
 
     def copy_weights(self) -> list[Tensor]:
@@ -192,7 +192,7 @@ class ShapeTraining:
 
     def step(self) -> None:
         self.micro_steps()
-        self.optimizer_step()
+        self.update()
         self.end_phase("optimizer")
         if not self.setting.optimizer_in_backward:
             self.optimizer.zero_grad(self.setting.zero_grad_to_none)
@@ -206,12 +206,12 @@ class ShapeTraining:
         start = len(device.events)
         self.micro_steps()
         micro_steps_end = len(device.events)
-        self.optimizer_step()
+        self.update()
         self.end_phase("optimizer")
         end, num_storages = len(device.events), device.num_storages
-        self.optimizer_step()
+        self.update()
         self.end_phase("optimizer")
-        second_optimizer_step = device.events[end:]
+        second_update = device.events[end:]
         del device.events[end:]
         device.num_storages = num_storages
         self.optimizer.zero_grad(self.setting.zero_grad_to_none)
@@ -219,7 +219,7 @@ class ShapeTraining:
         self.num_steps += 1
         zero_grad = device.events[end:]
         micro_steps = device.events[start:micro_steps_end]
-        if not self.repeat([*micro_steps, *second_optimizer_step, *zero_grad]):
+        if not self.repeat([*micro_steps, *second_update, *zero_grad]):
             self.step()
             return
         self.num_steps += 1
@@ -293,7 +293,7 @@ class ShapeTraining:
         self.optimizers[id(cell)].step()
         cell.grad = None
 
-    def optimizer_step(self) -> None:
+    def update(self) -> None:
         if self.setting.clip_grad:
             if self.scaler is not None:
                 self.scaler.unscale(self.optimizer)
@@ -303,7 +303,7 @@ class ShapeTraining:
             self.scaler.update()
         elif not self.setting.optimizer_in_backward:
             self.optimizer.step()
-        if self.ema is not None:
+        if self.average is not None:
             self.optimizer.cost("aten._foreach_lerp_", 1, 2)
 
 
