@@ -242,7 +242,7 @@ class _Advisor:
             gpu=wish.target.gpu.name if wish.target.gpu else None,
             rated=wish.rated.name,
             budget_bytes=budget,
-            share=wish.share,
+            share=wish.images_per_device_step,
             plain=plain,
             recommended=recommended,
             fastest=fastest,

@@ -186,8 +186,8 @@ def _is_looked_at(setting: TrainSetting, base: TrainSetting) -> bool:
 def micro_batches(wish: Wish, choice: Choice) -> Iterator[Choice]:
     """`choice` at each way to split the images of its step; where the batch is free, at batches
     from small to large."""
-    for batch, parts in _splits(wish, choice.setting):
-        split = choice.updated({"batch_size": batch, "accumulate": parts})
+    for batch_size, num_micro_batches in _splits(wish, choice.setting):
+        split = choice.updated({"batch_size": batch_size, "accumulate": num_micro_batches})
         try:
             setting = TrainSetting.model_validate(split.setting.model_dump())
             wish.resolved(setting)
@@ -199,13 +199,13 @@ def micro_batches(wish: Wish, choice: Choice) -> Iterator[Choice]:
 def _splits(wish: Wish, setting: TrainSetting) -> Iterable[tuple[int, int]]:
     """(micro-batch, number of micro-batches). A batch of 1 is another step, and looked at only
     where nothing else divides."""
-    if wish.share is None and "batch_size" not in wish.keep:
-        return [(b, setting.accumulate) for b in batch_ladder(MAX_BATCH) if b > 1]
-    if wish.share is None or not wish.is_splittable:
+    if wish.keeps_batch:
         return [(setting.batch_size, setting.accumulate)]
-    sizes = divisors(wish.share)
+    if wish.images_per_device_step is None:
+        return [(b, setting.accumulate) for b in batch_ladder(MAX_BATCH) if b > 1]
+    sizes = divisors(wish.images_per_device_step)
     chosen = spread([size for size in sizes if size > 1] or sizes, MAX_MICRO_BATCHES)
-    return [(size, wish.share // size) for size in chosen]
+    return [(size, wish.images_per_device_step // size) for size in chosen]
 
 
 def divisors(number: int) -> list[int]:

@@ -35,7 +35,7 @@ from planner.throughput.timeline import find_exchanges
 
 SMALLEST_BATCH = 8  # estimated where the batch is free, beside SAMPLE_BATCH
 # The numbers of micro-batches that are priced; the times of more are extrapolated from these.
-FEW_PARTS = LEDGER_MICRO_BATCHES, LEDGER_MICRO_BATCHES + 1
+FEW_MICRO_BATCHES = LEDGER_MICRO_BATCHES, LEDGER_MICRO_BATCHES + 1
 MAX_COMPILED = 4  # steps that are compiled for one answer, each some minutes
 MAX_SECONDS = 900.0  # for all of them
 MAX_RANKINGS, MAX_RECORDED_RANKINGS = 20, 4  # of a table; what is recorded takes time
@@ -122,8 +122,9 @@ class Table:
             steps = [self.resolved(goal.setting) for goal in goals if self.estimate(goal).as_eager]
         else:
             keys = list(dict.fromkeys(_compiled_key(setting) for setting in self.unrecorded))
-            batch, parts = goals[0].setting.batch_size, min(goals[0].setting.accumulate, 2)
-            updates = {"batch_size": batch, "accumulate": parts}
+            first = goals[0].setting
+            num_micro_batches = min(first.accumulate, LEDGER_MICRO_BATCHES)
+            updates = {"batch_size": first.batch_size, "accumulate": num_micro_batches}
             steps = [ResolvedSetting(key.model_copy(update=updates)) for key in keys[:MAX_COMPILED]]
         self._record(steps, limit_seconds=MAX_SECONDS)
         self._forget()
@@ -240,9 +241,9 @@ class Table:
         interpolation = self._interpolation(choice)
         if interpolation is not None:
             combine, choices = interpolation
-            if setting.accumulate > FEW_PARTS[-1]:
+            if setting.accumulate > FEW_MICRO_BATCHES[-1]:
                 combine = _extrapolate_to(setting.accumulate)
-                choices = tuple(choice.updated({"accumulate": parts}) for parts in FEW_PARTS)
+                choices = tuple(choice.updated({"accumulate": num}) for num in FEW_MICRO_BATCHES)
             times = [self._time(other) for other in choices]
             return combined_time(combine, setting, times[-1], *times)
         ledger = self._ledger(setting)
@@ -258,15 +259,15 @@ class Table:
         setting, wish = self.resolved(choice.setting), self.wish
         if not self.interpolates or choice in self._settled or self._is_recorded(setting):
             return None
-        parts = setting.accumulate
-        if wish.is_splittable and parts == 1:
+        num_micro_batches = setting.accumulate
+        if wish.is_splittable and num_micro_batches == 1:
             frees_early = setting.optimizer_in_backward or setting.compile in GRAPH_MODES
             if frees_early or not of_bytes or setting.batch_size <= SAMPLE_BATCH:
                 return None
-            parts = LEDGER_MICRO_BATCHES
+            num_micro_batches = LEDGER_MICRO_BATCHES
         if of_bytes:
-            parts = min(parts, LEDGER_MICRO_BATCHES)
-        low, high = self._end_points(choice, parts)
+            num_micro_batches = min(num_micro_batches, LEDGER_MICRO_BATCHES)
+        low, high = self._end_points(choice, num_micro_batches)
         if choice in (low, high):
             return None
         if not self.is_on_shapes and setting.compile != "off":
@@ -276,27 +277,29 @@ class Table:
             )
         if low == high:
             return None
-        if wish.share is None:
+        if wish.images_per_device_step is None:
             low, high = self._nearest_points(choice, low, high)
         return Interpolation(on_line(low.setting, high.setting, setting), (low, high))
 
-    def _end_points(self, choice: Choice, parts: int) -> tuple[Choice, Choice]:
+    def _end_points(self, choice: Choice, num_micro_batches: int) -> tuple[Choice, Choice]:
         """`choice` at the two batches, of so many micro-batches, that are estimated first; one
         choice twice where the batch is fixed or the compiled step was recorded at one."""
         wish, setting = self.wish, self.resolved(choice.setting)
         unit = batch_multiple(setting)
         low, high = SMALLEST_BATCH * unit, SAMPLE_BATCH * unit
         if setting.compile != "off" and _compiled_key(setting) in self._compiled:
-            low, parts = self._compiled[_compiled_key(setting)]
+            low, num_micro_batches = self._compiled[_compiled_key(setting)]
             high = low
-        elif not wish.is_splittable and (wish.share is not None or "batch_size" in wish.keep):
+        elif wish.keeps_batch:
             low = high = setting.batch_size
-        elif wish.share is not None:
-            half = max(wish.share // 2, unit)  # often the batch that is shown where it fits
+        elif wish.images_per_device_step is not None:
+            # Often the batch that is shown, where it fits.
+            half = max(wish.images_per_device_step // 2, unit)
             high = min(high, half) if self.is_on_shapes else half
             low = min(low, high)
         first, last = (
-            choice.updated({"batch_size": batch, "accumulate": parts}) for batch in (low, high)
+            choice.updated({"batch_size": batch_size, "accumulate": num_micro_batches})
+            for batch_size in (low, high)
         )
         return first, last
 
@@ -332,10 +335,10 @@ class Table:
         return self._ledgers[key]
 
 
-def _extrapolate_to(parts: int) -> Combine:
-    """From the seconds of FEW_PARTS micro-batches to those of `parts`: each takes as long as the
-    last."""
-    return lambda fewer, more: fewer + (more - fewer) * (parts - FEW_PARTS[0])
+def _extrapolate_to(num_micro_batches: int) -> Combine:
+    """From the seconds of FEW_MICRO_BATCHES to those of more: each takes as long as the last."""
+    num_added = num_micro_batches - FEW_MICRO_BATCHES[0]
+    return lambda fewer, more: fewer + (more - fewer) * num_added
 
 
 def _scale_like_compiled(eager: float, eager_there: float, compiled_there: float) -> float:
@@ -355,8 +358,9 @@ def _compiled_key(setting: TrainSetting) -> TrainSetting:
 
 def _eager_key(setting: TrainSetting) -> TrainSetting:
     """What steps have in common whose eager ledgers differ in the batch only."""
-    parts = min(setting.accumulate, LEDGER_MICRO_BATCHES)
-    return setting.uncompiled().model_copy(update={"batch_size": 1, "accumulate": parts})
+    num_micro_batches = min(setting.accumulate, LEDGER_MICRO_BATCHES)
+    updates = {"batch_size": 1, "accumulate": num_micro_batches}
+    return setting.uncompiled().model_copy(update=updates)
 
 
 @dataclass

@@ -149,11 +149,9 @@ def _frozen_stages(wish: Wish, setting: TrainSetting) -> Iterator[Updates]:
 
 def _fewest_micro_batches(_: Wish, setting: TrainSetting) -> Iterator[Updates]:
     """One example: a search tries every divisor."""
-    for parts in range(2, setting.batch_size + 1):
-        if setting.batch_size % parts == 0:
-            yield {
-                "batch_size": setting.batch_size // parts, "accumulate": parts * setting.accumulate
-            }  # fmt: skip
+    for num in range(2, setting.batch_size + 1):
+        if setting.batch_size % num == 0:
+            yield {"batch_size": setting.batch_size // num, "accumulate": num * setting.accumulate}
             return
 
 
@@ -238,15 +236,16 @@ class Choice:
 class Wish:
     """What a person asks for.
 
-    `plain` is the setting as that person would run it. Every way must see the images of `share` in
-    one optimizer step on one device; None where the batch is free. `keep` are the fields that stay
-    as they are, `allow` the effects that are welcome. The `target` has a GPU, or only a memory.
+    `plain` is the setting as that person would run it. Every way must see `images_per_device_step`
+    in one optimizer step on one device; None where the batch is free. `keep` are the fields that
+    stay as they are, `allow` the effects that are welcome. The `target` has a GPU, or only a
+    memory.
     """
 
     model: Model
     plain: TrainSetting
     target: Target
-    share: int | None
+    images_per_device_step: int | None
     keep: frozenset[str]
     allow: frozenset[Effect]
 
@@ -259,7 +258,13 @@ class Wish:
     def is_splittable(self) -> bool:
         """Whether the images of a step may be split into other micro-batches."""
         kept = {"batch_size", "accumulate", "rounding"}
-        return self.share is not None and not self.keep & kept
+        return self.images_per_device_step is not None and not self.keep & kept
+
+    @property
+    def keeps_batch(self) -> bool:
+        """Whether every way has the micro-batch of the wish."""
+        is_whole = self.images_per_device_step is not None and not self.is_splittable
+        return is_whole or "batch_size" in self.keep
 
     @property
     def has_expandable_segments(self) -> bool:
@@ -269,11 +274,11 @@ class Wish:
     @property
     def sample(self) -> Choice:
         """The wish at a micro-batch at which every lever can run; levers are tried on it."""
-        if "batch_size" in self.keep or (self.share is not None and not self.is_splittable):
+        if self.keeps_batch:
             return Choice(self.plain)
         batch = min(self.plain.batch_size, SAMPLE_BATCH)
-        parts = 1 if self.is_splittable else self.plain.accumulate
-        return Choice(self.plain.model_copy(update={"batch_size": batch, "accumulate": parts}))
+        accumulate = 1 if self.is_splittable else self.plain.accumulate
+        return Choice(self.plain).updated({"batch_size": batch, "accumulate": accumulate})
 
     def distance(self, choice: Choice) -> float:
         """How far the images of a step are from the wish's: 0 where they are the same."""
@@ -365,7 +370,7 @@ def read_wish(
         model=config,
         plain=plain.model_copy(update={"attention": _named_attention(setting, fields)}),
         target=target,
-        share=plain.batch_size * plain.accumulate if is_fixed else None,
+        images_per_device_step=plain.batch_size * plain.accumulate if is_fixed else None,
         keep=kept,
         allow=allowed,
     )
@@ -374,10 +379,10 @@ def read_wish(
 def _with_share(fields: Mapping[str, Any], global_batch: int | None) -> dict[str, Any]:
     """`fields` with one device's micro-batch of a global batch, split over the devices and the
     micro-batches that are named beside it."""
-    gpus, parts = (str(fields.get(field, 1)) for field in ("world_size", "accumulate"))
-    if global_batch is None or not (gpus + parts).isdecimal():
+    gpus, accumulate = (str(fields.get(field, 1)) for field in ("world_size", "accumulate"))
+    if global_batch is None or not (gpus + accumulate).isdecimal():
         return dict(fields)  # where all fields are checked, the one that is no number is named
-    share = share_of(global_batch, int(gpus), int(parts), "batch_size" in fields)
+    share = share_of(global_batch, int(gpus), int(accumulate), "batch_size" in fields)
     return {**fields, "batch_size": share}
 
 

@@ -71,8 +71,8 @@ def _eager_on_shapes(config: SwinConfig, setting: ResolvedSetting) -> Ledger:
 def _shared_ledgers(config: SwinConfig, setting: ResolvedSetting) -> ShapeLedgers:
     """Settings whose events are the same share their ledgers."""
     alone = {"world_size": 1, "nodes": 1} if setting.parallelism in ("none", "ddp") else {}
-    parts = min(setting.accumulate, LEDGER_MICRO_BATCHES)
-    updates = {"batch_size": 1, "accumulate": parts, **alone}
+    num_micro_batches = min(setting.accumulate, LEDGER_MICRO_BATCHES)
+    updates = {"batch_size": 1, "accumulate": num_micro_batches, **alone}
     eager = ResolvedSetting(setting.uncompiled()).model_copy(update=updates)
     return _ledgers(config, eager, torch_version())
 

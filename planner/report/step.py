@@ -6,7 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -45,8 +45,9 @@ _DEPTH, _LEAST_MODULE = 3, 0.01  # of a module in a table: how deep at most, wha
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A stretch of points, from `start` up to, not including, `stop`."""
+class PhaseSpan:
+    """The points of a phase, from `start` up to, not including, `stop`. Where a step has several
+    micro-batches, their phases are numbered in `name`."""
 
     name: str
     start: int
@@ -65,7 +66,7 @@ class LiveBytes:
     by_category: dict[Category, list[int]]
     total: list[int]
     events: list[int]
-    phases: tuple[Phase, ...]
+    phases: tuple[PhaseSpan, ...]
     peak: int
 
 
@@ -85,11 +86,18 @@ def step_live_bytes(ledger: Ledger) -> LiveBytes:
     total = [sum(point) for point in zip(*by_category.values(), strict=True)]
     moves = [first - 1, *(i for i in walked.move_indices if first <= i < ends[-1][0])]
     stops = [bisect_left(moves, end) for end, _ in ends]
-    phases = tuple(
-        Phase(name, start, stop)
-        for (_, name), start, stop in zip(ends, [0, *stops], stops, strict=False)
-    )
+    names = _numbered([name for _, name in ends])
+    phases = tuple(map(PhaseSpan, names, [0, *stops], stops))
     return LiveBytes(by_category, total, moves, phases, total.index(max(total)))
+
+
+def _numbered(phases: Sequence[str]) -> list[str]:
+    """The names of a step's phases, as they are shown."""
+    numbered = ("forward", "backward") if phases.count("backward") > 1 else ()
+    return [
+        f"{name} {1 + phases[:n].count('backward')}" if name in numbered else name.replace("_", " ")
+        for n, name in enumerate(phases)
+    ]
 
 
 def step_allocator_bytes(
@@ -199,14 +207,12 @@ class Move(NamedTuple):
 class MemoryTimeline:
     """The memory over a step of a warm training. Point 0 is the moment before the step, and
     `moves[i]` leads to point i + 1. At each point the allocator has given out `allocated` bytes in
-    blocks, and has `reserved` bytes from the driver. `phases` are the names of the step's phases,
-    where those of several micro-batches are numbered."""
+    blocks, and has `reserved` bytes from the driver."""
 
     live: LiveBytes
     moves: list[Move]
     allocated: list[int]
     reserved: list[int]
-    phases: list[str]
 
     @property
     def scale(self) -> tuple[int, str]:
@@ -218,14 +224,8 @@ def step_timeline(step: PredictedStep) -> MemoryTimeline:
     ledger, live = step.ledger, step_live_bytes(step.ledger)
     workspace = overheads_for(step.target.gpu, ledger.environment).workspace_bytes
     course = step_allocator_bytes(ledger, live, workspace, step.target.allocator)
-    names = [phase.name for phase in live.phases]
-    numbered = ("forward", "backward") if names.count("backward") > 1 else ()
-    phases = [
-        f"{name} {1 + names[:n].count('backward')}" if name in numbered else name.replace("_", " ")
-        for n, name in enumerate(names)
-    ]
     moves = _moves(ledger, live)
-    return MemoryTimeline(live, moves, course.allocated_bytes, course.reserved_bytes, phases)
+    return MemoryTimeline(live, moves, course.allocated_bytes, course.reserved_bytes)
 
 
 def _moves(ledger: Ledger, live: LiveBytes) -> list[Move]:
@@ -281,10 +281,7 @@ def timeline_data(timeline: MemoryTimeline, limit: int | None = None) -> dict[st
         "category": numbers(move.category.replace("_", " ") for move in moves),
         "label": numbers(move.label for move in moves),
         "path": numbers(move.path for move in moves),
-        "phases": [
-            {"name": name, "start": phase.start, "stop": phase.stop}
-            for name, phase in zip(timeline.phases, live.phases, strict=True)
-        ],
+        "phases": [asdict(phase) for phase in live.phases],
         "words": list(map(plotting.plot_text, word_numbers)),
     }
 
@@ -320,7 +317,8 @@ def _timeline_notes(step: PredictedStep, timeline: MemoryTimeline) -> doc.Text:
             f"{format_bytes(estimate.device_total_bytes)}. The limit for torch, drawn where it is "
             "near, is the card's memory without them."
         )
-    accumulate, num_shown = estimate.setting.accumulate, " ".join(timeline.phases).count("backward")
+    accumulate = estimate.setting.accumulate
+    num_shown = sum(phase.name.startswith("backward") for phase in timeline.live.phases)
     if accumulate > num_shown > 1:
         text += f" Of the {accumulate} micro-batches of a step {num_shown} are shown."
     return doc.Text(text, "note")
@@ -330,10 +328,10 @@ def _phase_table(timeline: MemoryTimeline) -> doc.Table:
     """The largest figures of each phase."""
     series = (timeline.live.total, timeline.allocated, timeline.reserved)
     rows: list[list[doc.Cell]] = []
-    for name, phase in zip(timeline.phases, timeline.live.phases, strict=True):
+    for phase in timeline.live.phases:
         first = min(phase.start, len(series[0]) - 1)  # an empty phase has the point before it
         points = slice(first, max(phase.stop, first + 1))
-        rows.append([name, *(doc.bytes_cell(max(values[points])) for values in series)])
+        rows.append([phase.name, *(doc.bytes_cell(max(values[points])) for values in series)])
     headers = ["phase", "alive at most", "allocated at most", "reserved at most"]
     return doc.Table(headers, rows, "The most of each phase of the step.")
 
