@@ -174,7 +174,7 @@ class Table:
         if interpolation is not None:
             self._interpolated.add(choice)
             estimates = [self.estimate(other) for other in interpolation.choices]
-            return combined(interpolation.combine, setting, estimates[-1], *estimates)
+            return combined(interpolation.combine, setting, estimates)
         target, ledger = wish.target_of(choice), self._ledger(setting)
         if target.gpu is None:
             return estimate_ledger(wish.model, setting, ledger, target, self.rates)
@@ -245,7 +245,7 @@ class Table:
                 combine = _extrapolate_to(setting.accumulate)
                 choices = tuple(choice.updated({"accumulate": num}) for num in FEW_MICRO_BATCHES)
             times = [self._time(other) for other in choices]
-            return combined_time(combine, setting, times[-1], *times)
+            return combined_time(combine, setting, times)
         ledger = self._ledger(setting)
         exchanges = find_exchanges(ledger, setting, self.wish.rated, self.wish.target.link)
         return step_time(ledger, setting, self.rates, exchanges)

@@ -17,7 +17,7 @@ from planner.core.schema.model import MAX_SIZE
 from planner.core.schema.record import MAX_WORKERS
 from planner.core.schema.validation import option, switch
 from planner.estimation.arguments import read_model
-from planner.estimation.predicted import is_predicted, read_predicted
+from planner.estimation.predicted import Predicted, is_predicted, read_predicted
 from planner.libraries.names import resolve_model
 from planner.machine.nvml import devices
 from search import check_platform
@@ -155,25 +155,29 @@ def tune_arguments(request: TuneRequest) -> dict[str, Any]:
     model_fields, model = request.fields.model, None
     if request.model is not None:
         model = resolve_model(request.model, model_fields)
-    if request.from_ is None:
-        example = "Write for example 'planner tune timm:resnet50'."
-        refuse_if(model is None, "no MODEL was named.", example)
-        law = "--way chooses among what --from names."
-        refuse_if(request.way is not None, law, "Add --from FILE.")
-        return {"model": model, **typed}
-    path = request.from_
+    if request.from_ is not None:
+        start = _read_start(request.from_, request.way, typed.get("device", "auto"))
+        model = model or read_model(start.model, model_fields)
+        return {"model": model, **begin_at(start, typed, fixed)}
+    example = "Write for example 'planner tune timm:resnet50'."
+    refuse_if(model is None, "no MODEL was named.", example)
+    refuse_if(request.way is not None, "--way chooses among what --from names.", "Add --from FILE.")
+    return {"model": model, **typed}
+
+
+def _read_start(path: str, way: int | None, device: str) -> Predicted:
+    """The setting in the file of --from, which is told. Raises UsageError and UnsupportedError."""
     data, source = read_piped(path), "standard input"
     if path != "-":
         data, source = parse_json(read_text(Path(path), MAX_RESULT_BYTES), path), path
     law = f"{source} is not what `planner advise` or `planner estimate` prints with --json."
     refuse_if(not is_predicted(data), law, "A study is continued by the command that began it.")
-    start = read_predicted(data, source, request.way)
+    start = read_predicted(data, source, way)
     refuse_if(
-        start.gpu and typed.get("device", "auto") == "auto" and not devices(),
+        start.gpu and device == "auto" and not devices(),
         f"{start.source} is for {start.where}, and no GPU answers here: 'planner doctor' says why.",
         "Add --device cuda:0 if torch finds it, or --device cpu, whose times are not a card's.",
     )
     role = f"is not probed first: it {start.shortfall}" if start.shortfall else "is probed first"
     tell(f"From {start.source}, the setting predicted at {start.summary} on {start.where} {role}.")
-    model = model or read_model(start.model, model_fields)
-    return {"model": model, **begin_at(start, typed, fixed)}
+    return start

@@ -153,7 +153,7 @@ VALUE_LISTS: Mapping[str, Any] = {
     "models": _models, "assigned": _assigned, "devices": ("auto", "cpu", "cuda"),
     "gpus": "planner.machine.hardware:all_gpus", "trainers": "planner.trainers.registry:TARGETS",
     "links": "planner.machine.hardware.fabric:all_links", "allowed": "planner.advice.wish:ALLOWED",
-    "kept": lambda: (*resolve_name("planner.advice.wish:EFFECTS"), *TrainSetting.model_fields),
+    "kept": lambda: (*resolve_name("planner.advice.wish:KEPT_EFFECTS"), *TrainSetting.model_fields),
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -449,24 +449,20 @@ def on_line(low: TrainSetting, high: TrainSetting, setting: TrainSetting) -> Com
     return lambda a, b: a + (b - a) * share
 
 
-def combined(
-    combine: Combine, setting: TrainSetting, base: Estimate, *estimates: Estimate
-) -> Estimate:
-    """`base`, with the figures that `combine` makes of those of `estimates`."""
+def combined(combine: Combine, setting: TrainSetting, estimates: Sequence[Estimate]) -> Estimate:
+    """The last of `estimates`, without a time and with the bytes that `combine` makes of theirs."""
     figures = {
         name: _combine_bytes(combine, *(getattr(e, name) for e in estimates)) for name in _BYTES
     }
-    times = [e.throughput for e in estimates if e.throughput is not None]
-    time = base.throughput
-    if time is not None and len(times) == len(estimates):
-        time = combined_time(combine, setting, time, *times)
-    return replace(base, setting=setting, throughput=time, **figures)
+    return replace(estimates[-1], setting=setting, throughput=None, **figures)
 
 
 def combined_time(
-    combine: Combine, setting: TrainSetting, base: Throughput, *times: Throughput
+    combine: Combine, setting: TrainSetting, times: Sequence[Throughput]
 ) -> Throughput:
-    """`base`, with the seconds that `combine` makes of `times`, and its parts stretched to them."""
+    """The last of `times`, with the seconds that `combine` makes of theirs, and its parts stretched
+    to them."""
+    base = times[-1]
     seconds = max(combine(*(time.step_seconds for time in times)), 1e-9)
     stretch = seconds / base.step_seconds
     return replace(

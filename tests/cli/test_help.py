@@ -128,6 +128,6 @@ def test_values_are_completed_by_what_they_are_of() -> None:
     assert complete("report", "m", "--gpu", "rtx-3090,rtx-409") == ["rtx-3090,rtx-4090"]
     assert complete("estimate", "m", "--precision", "fp32,b") == ["fp32,bf16"]
     assert "nvlink-a100" in complete("advise", "m", "--link", "")
-    assert complete("advise", "m", "--keep", "batch") == ["batch_size"]
+    assert complete("advise", "m", "--keep", "l")[:2] == ["learning-rate", "loss"]
     assert complete("emit", "run", "--for", "") == list(TARGETS)
     assert complete("estimate", "m", "--set", "ema=t") == ["ema=true"]
