@@ -90,7 +90,7 @@ def tell(device):
         "name": device.name, "capability": device.capability, "uuid": device.uuid,
         "total": memory and memory.total, "used": memory and memory.used,
         "held": None if processes is None else [process.used_bytes for process in processes],
-        "busy": device.utilization and device.utilization.gpu_percent, "mhz": device.sm_max_mhz,
+        "busy": device.utilization and device.utilization.gpu, "mhz": device.sm_max_mhz,
     }
 print(json.dumps([device and tell(device) for device in devices()]))
 """

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -109,13 +109,14 @@ def _versions(packages: Path, name: str) -> list[str]:
     return sorted(path.stem for path in packages.glob(f"{name}-*.dist-info"))
 
 
-# C for every function of a CUDA library that our sources leave out: from the installed headers for
-# the driver, which no wheel brings, and from the libraries themselves for the rest.
+# C for every function of a CUDA library, weak, so that our sources' own takes its place: from the
+# installed headers for the driver, which no wheel brings, and from the libraries themselves for the
+# rest.
 #
 # A function whose results are not known here fails, and says that it is not emulated: no program
 # reads a result that nobody wrote.
 
-HEAD = '#include <stddef.h>\n#define EXPORT __attribute__((visibility("default")))\n'
+HEAD = '#include <stddef.h>\n#define EXPORT __attribute__((visibility("default"), weak))\n'
 
 USED = (
     "#include <stdlib.h>\n"
@@ -155,10 +156,10 @@ _BY_VALUES = re.compile(r"Get(?!ErrorString)|Nnz|zeroPivot|_nnz|SpGEMM|Csr2|csr2
 RENAMED = {("cuGraphInstantiate", 12000): "cuGraphInstantiateWithFlags"}
 
 
-def stubs(library: str, missing: Iterable[str], headers: str = "") -> str:
-    """A definition of each of `missing`; `headers` are those of a library in DESCRIBED."""
+def stubs(library: str, functions: Iterable[str], headers: str = "") -> str:
+    """A definition of each of `functions`; `headers` are those of a library in DESCRIBED."""
     described = dict(_described(headers)) if library in DESCRIBED else {}
-    lines = [described.get(name) or _stub(library, name) for name in sorted(missing)]
+    lines = [described.get(name) or _stub(library, name) for name in sorted(functions)]
     return "\n".join([HEAD, USED, *lines, ""])
 
 
@@ -220,13 +221,11 @@ def driver_versions(typedefs: str) -> list[tuple[str, int, str]]:
     ]
 
 
-def driver_tables(defined: Collection[str], header: str, typedefs: str) -> str:
+def driver_tables(header: str, typedefs: str) -> str:
     """The stubs of the driver, and the tables by which cuGetProcAddress finds its functions."""
-    missing = driver_functions(header) - set(defined)
-    entries = sorted(missing | set(defined))
-    lines = [stubs("libcuda.so", missing)]
-    lines += [f"int {name}();" for name in sorted(defined)]
-    lines += [
+    entries = sorted(driver_functions(header) | set(RENAMED.values()))
+    lines = [
+        stubs("libcuda.so", entries),
         "const struct { const char *name; void *function; } emulated_entries[] = {",
         *(f'    {{"{name}", (void *){name}}},' for name in entries),
         "};",
@@ -242,7 +241,8 @@ def driver_tables(defined: Collection[str], header: str, typedefs: str) -> str:
 def defined_symbols(listing: str) -> set[str]:
     """The functions that `nm --defined-only` lists, without their versions."""
     rows = (line.split() for line in listing.splitlines())
-    return {row[2].partition("@")[0] for row in rows if len(row) == 3 and row[1] in "TW"}
+    names = {row[2].partition("@")[0] for row in rows if len(row) == 3 and row[1] in "TW"}
+    return names - {"_init", "_fini"}
 
 
 def symbol_version(listing: str) -> str:
@@ -266,6 +266,7 @@ PARTS = {
     **dict.fromkeys(DESCRIBED, ()),
 }
 NVML_FOLDER = "nvml"  # apart, so that a machine may be without it
+GENERATED = "generated"  # until all is built
 FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-Werror=implicit-function-declaration")
 
 
@@ -313,58 +314,42 @@ def _move_into_place(beside: Path, folder: Path) -> None:
 
 
 def _build(compiler: str, wheels: Wheels, folder: Path) -> None:
-    objects = folder / "objects"
-    objects.mkdir()
     (folder / NVML_FOLDER).mkdir()
-    names = sorted({name for parts in PARTS.values() for name in parts})
+    (folder / GENERATED).mkdir()
     version = f"-DCUBLAS_VERSION={_blas_version(wheels)}"
-    command = [compiler, *FLAGS, version, *(f"-I{path}" for path in wheels.include), "-c"]
+    command = [compiler, *FLAGS, version, *(f"-I{path}" for path in wheels.include)]
+    driver, *others = (name for name in PARTS if name in wheels.libraries or PARTS[name])
+    _build_library(command, wheels, folder, driver)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        paths = list(pool.map(lambda name: _compile(command, SOURCE / name, objects), names))
-    by_name = dict(zip(names, paths, strict=True))
-    for library, parts in PARTS.items():
-        if library in DESCRIBED and library not in wheels.libraries:
-            continue
-        _link(compiler, wheels, folder, library, [by_name[part] for part in parts])
-    shutil.rmtree(objects)
+        for built in [pool.submit(_build_library, command, wheels, folder, n) for n in others]:
+            built.result()
+    shutil.rmtree(folder / GENERATED)
     (folder / "libcuda.so").symlink_to("libcuda.so.1")  # what a linker's -lcuda looks for
 
 
-def _compile(command: list[str], source: Path, objects: Path) -> Path:
-    compiled = objects / f"{source.stem}.o"
-    _run([*command, str(source), "-o", str(compiled)])
-    return compiled
-
-
-def _link(compiler: str, wheels: Wheels, folder: Path, library: str, parts: list[Path]) -> None:
-    """Links a library, with the name and the symbols' version of the real one."""
+def _build_library(command: list[str], wheels: Wheels, folder: Path, library: str) -> None:
+    """Builds a library, with the name and the symbols' version of the real one."""
     real = wheels.libraries.get(library)
     soname = real.name if real else f"{library}.1"
     output = (folder / NVML_FOLDER if library == "libnvidia-ml.so" else folder) / soname
-    command = [compiler, "-shared", f"-Wl,-soname,{soname}", "-o", str(output), *map(str, parts)]
-    generated = folder / "objects" / f"{library}.generated.c"
+    generated = folder / GENERATED / f"{library}.c"
+    sources, options = [SOURCE / part for part in PARTS[library]], [f"-Wl,-soname,{soname}"]
     if library == "libcuda.so":
-        generated.write_text(_driver_stubs(wheels, parts))
-        command.append(str(generated))
+        tables = driver_tables(wheels.header("cuda.h"), wheels.header("cudaTypedefs.h"))
+        generated.write_text(tables)
+        sources.append(generated)
     elif real:
         listing = _run(["nm", "-D", "--defined-only", str(real)])
-        ours = _run(["nm", "--defined-only", *map(str, parts)]) if parts else ""
-        missing = defined_symbols(listing) - defined_symbols(ours)
         headers = "".join(wheels.header(name) for name in DESCRIBED.get(library, ()))
-        generated.write_text(stubs(library, missing - {"_init", "_fini"}, headers))
-        command += [str(generated), f"-L{folder}", "-Wl,-rpath,$ORIGIN"]
-        command += ["-Wl,--no-as-needed", "-l:libcuda.so.1"]
+        generated.write_text(stubs(library, defined_symbols(listing), headers))
+        sources.append(generated)
+        options += [f"-L{folder}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", "-l:libcuda.so.1"]
         if version := symbol_version(listing):
-            script = folder / "objects" / f"{library}.map"
+            script = folder / GENERATED / f"{library}.map"
             script.write_text(f"{version} {{ global: *; }};\n")
-            command.append(f"-Wl,--version-script={script}")
-    _run([*command, *FLAGS, "-Wl,-z,defs", "-lpthread"])
-
-
-def _driver_stubs(wheels: Wheels, parts: list[Path]) -> str:
-    defined = defined_symbols(_run(["nm", "--defined-only", *map(str, parts)]))
-    functions = {name for name in defined if name.startswith("cu")}
-    return driver_tables(functions, wheels.header("cuda.h"), wheels.header("cudaTypedefs.h"))
+            options.append(f"-Wl,--version-script={script}")
+    output_options = ["-shared", "-Wl,-z,defs", "-lpthread", "-o", str(output)]
+    _run([*command, *map(str, sources), *options, *output_options])
 
 
 def _blas_version(wheels: Wheels) -> int:
