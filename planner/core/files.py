@@ -194,14 +194,10 @@ def check_output(path: str | os.PathLike[str], what: str, endings: Sequence[str]
                 f"For example {example}.",
             )
         if not path.parent.is_dir():
-            folder = shorten(str(path.parent))
-            raise PlannerError(
-                f"{shown} cannot be written: the folder {folder} does not exist.",
-                "Make the folder, or name a file in another.",
-            )
+            why = f"the folder {shorten(str(path.parent))} does not exist"
+            raise FileNotFoundError(errno.ENOENT, why)
         if not os.access(path.parent, os.W_OK):
-            message = f"{shown} cannot be written: its folder may not be written to."
-            raise PlannerError(message, "Name a file in another folder.")
+            raise PermissionError(errno.EACCES, "its folder may not be written to")
     except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
         raise unwritable(path, error) from None
     return path

@@ -219,13 +219,8 @@ class Build:
 
 def parse_version(text: str) -> tuple[int, ...]:
     """ "525.60.13" as (525, 60, 13), so that versions compare; () where there is no number."""
-    parts: list[int] = []
-    for part in text.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        parts.append(int(digits))
-    return tuple(parts)
+    numbers = re.split("[^0-9.]", text, maxsplit=1)[0].split(".")
+    return tuple(int(number) for number in numbers if number)
 
 
 def version_text(version: tuple[int, ...]) -> str:

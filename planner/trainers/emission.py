@@ -20,7 +20,7 @@ from planner.estimation.arguments import ModelLike, SettingLike, read_model, rea
 from planner.estimation.predicted import Predicted, is_predicted, read_predicted
 from planner.machine.hardware.gpu import check_device_precision
 from planner.memory.allocator_config import RECORDED_AS, AllocatorConfig
-from planner.trainers import refusals
+from planner.trainers import faults
 from planner.trainers.launch import loader_heading, loader_warnings
 from planner.trainers.plan import Emitted, Plan, Trainer, one_line, refuse
 from planner.trainers.registry import TARGETS, TRAINERS, find_trainer
@@ -239,17 +239,17 @@ def _emit(trainer: Trainer, plan: Plan, is_changed: bool, device: DeviceInfo | N
         raise _task_error(title, plan.model, device)
     model = plan.model
     if library and not is_named:
-        model = refusals.port_model(model, library, title)
+        model = faults.port_model(model, library, title)
     if device is not None:
         check_device_precision(device, plan.setting.precision)
     setting = plan.setting if is_named else plan.setting.with_recipe(isinstance(model, SwinConfig))
-    setting = refusals.parallel_setting(trainer, setting)
+    setting = faults.parallel_setting(trainer, setting)
     planned = replace(plan, model=model, setting=setting)
     refuse(title, [
-        *refusals.setting_faults(model, plan.setting),
-        *refusals.parallel_faults(trainer, planned, TRAINERS.values()),
-        *refusals.word_faults(trainer, planned),
-        *trainer.refusals(planned),
+        *faults.setting_faults(model, plan.setting),
+        *faults.parallel_faults(trainer, planned, TRAINERS.values()),
+        *faults.word_faults(trainer, planned),
+        *trainer.faults(planned),
     ])  # fmt: skip
     reasons = []
     if model is not plan.model:
@@ -258,7 +258,7 @@ def _emit(trainer: Trainer, plan: Plan, is_changed: bool, device: DeviceInfo | N
         reasons.append(f"the setting was found for {probed}, and this is {model.library}'s Swin")
     if is_changed:
         reasons.append(f"the setting was changed after the {plan.origin}")
-    reasons += refusals.parallel_reasons(trainer, plan.setting, setting)
+    reasons += faults.parallel_reasons(trainer, plan.setting, setting)
     unmeasured = _describe_unmeasured(model, planned, device, reasons) if reasons else ()
     loader = loader_warnings(trainer, planned)
     heading = (*plan.heading, *unmeasured, *loader_heading(planned), *loader)

@@ -13,6 +13,7 @@ from planner.core.errors import Fault
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.record import Augmentation
 from planner.estimation.ledgers import BASE_LR, Recipe, learning_rate_note, rounded
+from planner.trainers.faults import IN_THE_LOOP, IN_THE_STEP
 from planner.trainers.launch import (
     OLD_PILLOW,
     RESUME_ENVIRONMENT,
@@ -25,7 +26,6 @@ from planner.trainers.launch import (
     train_loader,
 )
 from planner.trainers.plan import PLAIN_SCRIPT, Plan, Trainer, Written, list_faults
-from planner.trainers.refusals import IN_THE_LOOP, IN_THE_STEP
 
 FILENAME = "swin_microsoft.yaml"
 _DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_dataset
@@ -118,15 +118,15 @@ def _augmentation_values(recipe: Recipe, augmentation: Augmentation) -> dict[str
     }
 
 
-def refusals(plan: Plan) -> list[Fault]:
+def faults(plan: Plan) -> list[Fault]:
     """What the trainer cannot express of the model and the setting."""
     on_cpu = (plan.device == "cpu", "main.py needs CUDA, and this was probed on the CPU", "")
-    return [*_model_refusals(plan.swin), *_setting_refusals(plan.setting), *list_faults(on_cpu)]
+    return [*_model_faults(plan.swin), *_setting_faults(plan.setting), *list_faults(on_cpu)]
 
 
-def _model_refusals(model: SwinConfig) -> list[Fault]:
+def _model_faults(model: SwinConfig) -> list[Fault]:
     (height, width), drop = model.image_size, model.attn_drop_rate
-    faults = list_faults(
+    found = list_faults(
         (height != width, f"its data loader makes square images, not {height}x{width}", ""),
         (drop, f"config.py has no key for attn_drop_rate={drop:g}", ""),
     )
@@ -136,11 +136,11 @@ def _model_refusals(model: SwinConfig) -> list[Fault]:
             f"(imagenet22K), not {model.num_classes}"
         )
         way_out = f"Tune with --num-classes 1000, or {PLAIN_SCRIPT}."
-        faults.append(Fault(law, way_out=way_out))
-    return faults
+        found.append(Fault(law, way_out=way_out))
+    return found
 
 
-def _setting_refusals(setting: TrainSetting) -> list[Fault]:
+def _setting_faults(setting: TrainSetting) -> list[Fault]:
     is_sgd = setting.optimizer_family == "sgd"
     other = not is_sgd and setting.optimizer not in ("adamw", "adamw-foreach")
     return list_faults(
@@ -182,7 +182,7 @@ TRAINER = Trainer(
     filename=FILENAME,
     write=write,
     lacks=(*IN_THE_STEP, *IN_THE_LOOP, "compile", "ema", "memory_format", "pure-bf16"),
-    refusals=refusals,
+    faults=faults,
     library="microsoft",
     always_ddp=True,
     always_syncs=True,  # no `no_sync`

@@ -164,7 +164,7 @@ class Trainer:
     `name` is the word that --for takes, `filename` the usual name of the file. `library` is the one
     whose Swin it builds, or None if it trains any module. `lacks` names the fields for which it has
     no word (their defaults, and checkpointing blocks, need none) and the precisions that it does
-    not have, some only `on a CPU`. `refusals` lists what else it cannot express of a plan.
+    not have, some only `on a CPU`. `faults` lists what else it cannot express of a plan.
 
     `own_loader` describes its loader, if it reads pictures in its own way. `parallel` holds the
     parallelisms that it supports. `always_ddp`: it trains under DDP even on one device.
@@ -177,7 +177,7 @@ class Trainer:
     filename: str
     write: Callable[[Plan], Written]
     lacks: tuple[str, ...] = ()
-    refusals: Callable[[Plan], list[Fault]] = lambda plan: []
+    faults: Callable[[Plan], list[Fault]] = lambda plan: []
     library: Library | None = None
     always_ddp: bool = False
     always_syncs: bool = False

@@ -14,10 +14,10 @@ from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.setting import DEEPSPEED, OWN_OPTIMIZER, SHARDED
 from planner.estimation.ledgers import fine_tunes, learning_rate_note
 from planner.trainers.block import dataset_factory, fill_block, published_weights
+from planner.trainers.faults import IN_THE_LOOP
 from planner.trainers.launch import launch_line, node_notes, torchrun_line
 from planner.trainers.microsoft import TRAINER as MICROSOFT
 from planner.trainers.plan import WRITTEN_BY, Plan, Support, Trainer, Written, list_faults
-from planner.trainers.refusals import IN_THE_LOOP
 from planner.trainers.timm import TRAINER as TIMM
 from planner.training.setting import FOLDER, configuration
 
@@ -129,7 +129,7 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def task_refusals(plan: Plan) -> list[Fault]:
+def task_faults(plan: Plan) -> list[Fault]:
     """Refuses several devices: only the task itself knows how its module is called in parallel."""
     law = f"the script of a task trains on one device, not on {plan.setting.world_size}"
     change = "Emit with --set world_size=1, and wrap the module in DistributedDataParallel."
@@ -137,7 +137,7 @@ def task_refusals(plan: Plan) -> list[Fault]:
     return [Fault(law, way_out=change)] if is_spread else []
 
 
-def _lightning_refusals(plan: Plan) -> list[Fault]:
+def _lightning_faults(plan: Plan) -> list[Fault]:
     """Lightning clips no gradients of a fused optimizer in fp16 (plugins/precision/amp.py)."""
     setting = plan.setting
     is_fused = setting.optimizer_implementation == "fused"
@@ -150,7 +150,7 @@ SYNC = frozenset(("gradient_sync",))
 _FSDP = SYNC | {"fsdp_reshard"}
 PYTORCH = Trainer(
     "pytorch", "the PyTorch script", "train.py", partial(write_script, "train.py"),
-    refusals=task_refusals,
+    faults=task_faults,
     parallel={"ddp": Support(SYNC), "fsdp": Support(_FSDP), "hsdp": Support(_FSDP)},
 )  # fmt: skip
 ACCELERATE = Trainer(
@@ -162,7 +162,7 @@ ACCELERATE = Trainer(
 LIGHTNING = Trainer(
     "lightning", "Lightning's Trainer", "train_lightning.py",
     partial(write_script, "train_lightning.py"),
-    (*IN_THE_LOOP, "ema", "fp16 on a CPU"), _lightning_refusals,
+    (*IN_THE_LOOP, "ema", "fp16 on a CPU"), _lightning_faults,
 )  # fmt: skip
 TRANSFORMERS = Trainer(
     "transformers", "transformers' Trainer", "train_transformers.py",

@@ -18,9 +18,9 @@ from planner.core.schema import NamedModel, SwinConfig
 from planner.core.schema.setting import EMA_DECAY
 from planner.estimation.ledgers import Recipe, learning_rate_note, rounded
 from planner.libraries.timm.spec import SPEC
+from planner.trainers.faults import IN_THE_LOOP, IN_THE_STEP
 from planner.trainers.launch import OLD_PILLOW, launch_line, node_notes, torchrun_line, train_loader
 from planner.trainers.plan import Plan, Support, Trainer, Written, list_faults
-from planner.trainers.refusals import IN_THE_LOOP, IN_THE_STEP
 
 FILENAME = "args.yaml"
 
@@ -201,7 +201,7 @@ def _augmentation_values(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def refusals(plan: Plan) -> list[Fault]:
+def faults(plan: Plan) -> list[Fault]:
     """The optimizers whose code in timm is not what was probed."""
     family, kind = plan.setting.optimizer_family, plan.setting.optimizer_implementation
     law_8bit = "its 8-bit optimizers are bitsandbytes', not torchao's adamw-8bit that was probed"
@@ -304,7 +304,7 @@ TRAINER = Trainer(
     filename=FILENAME,
     write=write,
     lacks=(*IN_THE_STEP, *IN_THE_LOOP),
-    refusals=refusals,
+    faults=faults,
     library="timm",
     # train.py: NativeDDP with torch's own options, and `no_sync` where it accumulates.
     # On the CPU it gives DDP `device_ids=[cpu]`, which DDP refuses.

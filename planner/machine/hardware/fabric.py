@@ -58,11 +58,9 @@ class Curve(NamedTuple):
         if num_bytes <= first[0]:
             start = min(start_seconds, first[1])
             return start + (first[1] - start) * num_bytes / first[0]
-        for (size, took), (next_size, next_took) in pairwise(self.points):
-            if num_bytes <= next_size:
-                share = log(num_bytes / size) / log(next_size / size)
-                return exp((1 - share) * log(took) + share * log(next_took))
-        return last[1] * num_bytes / last[0]
+        if num_bytes > last[0]:
+            return last[1] * num_bytes / last[0]
+        return _interpolate(self.points, num_bytes)
 
 
 class Rate(NamedTuple):
@@ -210,15 +208,15 @@ def _rate(entry: Mapping[str, Any]) -> Rate:
     return Rate(entry.get("collective", "all_reduce"), entry["ranks"], entry["gb_s"] * 1e9)
 
 
-def _interpolate(points: Sequence[tuple[int, float]], ranks: int) -> float:
-    """The value at `ranks`, from (number of ranks, value): on the line between two points, both on
-    logarithmic scales; beyond them the nearest's."""
+def _interpolate(points: Sequence[tuple[int, float]], x: int) -> float:
+    """The value at `x`: on the line between two points, both on logarithmic scales; beyond them the
+    nearest's."""
     ordered = sorted(points)
-    for (fewer, value), (more, next_value) in pairwise(ordered):
-        if fewer <= ranks <= more and fewer < more:
-            share = log(ranks / fewer) / log(more / fewer)
+    for (low, value), (high, next_value) in pairwise(ordered):
+        if low <= x <= high and low < high:
+            share = log(x / low) / log(high / low)
             return exp((1 - share) * log(value) + share * log(next_value))
-    return ordered[0][1] if ranks < ordered[0][0] else ordered[-1][1]
+    return ordered[0][1] if x < ordered[0][0] else ordered[-1][1]
 
 
 def names_of(links: Iterable[Link]) -> str:

@@ -1,4 +1,4 @@
-"""What a trainer cannot run or express of a model and a setting: refusals, each a law with its way
+"""What a trainer cannot run or express of a model and a setting: faults, each a law with its way
 out.
 """
 
@@ -76,11 +76,11 @@ def _lacks_precision(trainer: Trainer, plan: Plan) -> bool:
 
 def _nearest_precision(trainer: Trainer, plan: Plan) -> str:
     """The nearest precision that `trainer` does not refuse as well."""
-    laws = {fault.law for fault in trainer.refusals(plan)}
+    laws = {fault.law for fault in trainer.faults(plan)}
     for precision in ("bf16", "fp16"):
         setting = plan.setting.model_copy(update={"precision": precision})
         other = replace(plan, setting=setting)
-        other_laws = {fault.law for fault in trainer.refusals(other)}
+        other_laws = {fault.law for fault in trainer.faults(other)}
         if other_laws <= laws and not _lacks_precision(trainer, other):
             return precision
     return "fp32"
