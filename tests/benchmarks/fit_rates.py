@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import log
+from itertools import product
+from math import log, sqrt
 from pathlib import Path
 from statistics import median
 
@@ -169,6 +170,12 @@ def fit(rows: Sequence[Timed]) -> dict[str, float]:
     return {name: float(value) for name, value in zip(names, found.x, strict=True)}
 
 
+def loss(rows: Sequence[Timed], shares: Mapping[str, float]) -> float:
+    """What `fit` makes as small as can be: the squares of errors, softer beyond SOFT_FROM."""
+    errors = (log(predicted_seconds(timed, shares) / timed.seconds) / SOFT_FROM for timed in rows)
+    return sum(sqrt(1 + error * error) - 1 for error in errors)
+
+
 def errors(rows: Sequence[Timed], shares: Mapping[str, float]) -> list[tuple[Timed, float]]:
     """(row, relative error of the predicted rate), the host's time counted too."""
     found = []
@@ -182,11 +189,8 @@ def errors(rows: Sequence[Timed], shares: Mapping[str, float]) -> list[tuple[Tim
 def main() -> None:
     rows = timed_rows() + measured_rows()
     shares = fit([timed for timed in rows if not timed.is_held_out])
-    for title, published, held_out in (
-        ("published, fitted", True, False), ("published, held out", True, True),
-        ("measured, fitted", False, False), ("measured, held out", False, True),
-    ):  # fmt: skip
-        print(f"\n{title}: predicted over measured rate")
+    for published, held_out in product((True, False), (False, True)):
+        print("\npublished" if published else "\nmeasured", "held out" if held_out else "fitted")
         chosen = [t for t in rows if (t.is_published, t.is_held_out) == (published, held_out)]
         found = errors(chosen, shares)
         for timed, error in found:
