@@ -28,6 +28,7 @@ from planner.core.errors import (
 )
 from planner.core.files import MAX_MODEL_BYTES, parse_json, parse_yaml, read_text
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting, parse
+from planner.core.schema.model import is_factory
 from planner.core.schema.setting import Attention
 from planner.core.terminal import shows_seconds
 from planner.ledger import cache as ledger_cache
@@ -36,7 +37,7 @@ from planner.libraries.limits import module_faults
 from planner.libraries.microsoft.spec import SPEC as MICROSOFT
 from planner.libraries.microsoft.spec import is_authors_file, read_authors_file
 from planner.libraries.native.spec import SPEC as NATIVE
-from planner.libraries.spec import LibrarySpec, published_fields
+from planner.libraries.spec import LibrarySpec, not_installed, published_fields
 from planner.libraries.timm.spec import SPEC as TIMM
 from planner.libraries.timm.spec import timm_hint
 
@@ -154,14 +155,7 @@ def _library_function(library: str, function: str) -> Any:
             module = importlib.import_module(f"planner.libraries.{_FILES.get(library, library)}")
             return getattr(module, function)(*arguments)
         except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            if missing not in (library, "torch"):
-                raise
-            needs = "" if missing == library else f" needs {missing}, which"
-            raise PlannerError(
-                f"{library}{needs} is not installed, so the names of its models are unknown.",
-                f"Install it with: pip install 'planner[{library}]'",
-            ) from error
+            raise not_installed(library, error) from error
 
     return call
 
@@ -186,10 +180,7 @@ LIST_MODELS = "List Swins with 'planner models'."
 # How the names of Swins that need no library begin: a name near one of them is a typo, which is
 # reported without an import.
 _OUR_SWIN = re.compile(r"(microsoft/)?swin(v2)?[-_](?!cr_)")
-_TORCHVISION_SWIN = re.compile(
-    r"swin_(v2_)?[tsb]"
-)  # torchvision's, which no other library calls so
-_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_TORCHVISION_SWIN = re.compile(r"swin_(v2_)?[tsb]")  # which no other library calls so
 
 
 def resolve_model(text: str | PathLike[str], overrides: Mapping[str, Any] | None = None) -> Model:
@@ -307,7 +298,7 @@ def _is_mistyped_library(prefix: str, name: str) -> bool:
     if "." in prefix or not nearest(prefix, LIBRARIES):
         return False
     is_swin = any(name in spec.published or name in spec.tagged for spec in SPECS.values())
-    return is_swin or not (_FACTORY.fullmatch(f"{prefix}:{name}") and _is_module(prefix))
+    return is_swin or not (is_factory(f"{prefix}:{name}") and _is_module(prefix))
 
 
 def _is_module(name: str) -> bool:
@@ -318,7 +309,7 @@ def _is_module(name: str) -> bool:
 
 
 def _parse_factory(text: str, overrides: Mapping[str, Any]) -> FactoryModel:
-    if not _FACTORY.fullmatch(text):
+    if not is_factory(text):
         raise UsageError(
             f"{text!r} names no model.",
             f"Write LIBRARY:NAME (libraries: {', '.join(LIBRARIES)}), a YAML or JSON file, or "

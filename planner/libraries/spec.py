@@ -217,10 +217,7 @@ class LibrarySpec:
         try:
             module: nn.Module = self._import("spec").build(config, setting.attention)
         except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            if missing not in EXTRAS:
-                raise
-            raise self._not_installed(missing) from error
+            raise not_installed(self.name, error) from error
         return module.train()
 
     def on_shapes(self, config: SwinConfig, setting: ResolvedSetting) -> BuildOnShapes:
@@ -256,15 +253,6 @@ class LibrarySpec:
 
     def _is_block(self, module: Module) -> bool:
         return any(kind.__name__ in self.block_classes for kind in type(module).__mro__)
-
-    def _not_installed(self, missing: str) -> PlannerError:
-        extra = self.name if self.name in EXTRAS else missing
-        return PlannerError(
-            f"{self.title} needs {missing}, which is not installed."
-            if missing != self.name
-            else f"{self.title} is not installed.",
-            f"Install it with: pip install 'planner[{extra}]'",
-        )
 
     def _attention(self, config: SwinConfig, setting: TrainSetting) -> str:
         attention = setting.attention
@@ -324,6 +312,20 @@ class LibrarySpec:
 
 
 EXTRAS = ("timm", "torchvision", "transformers")  # of our package, each named as its library
+
+
+def not_installed(library: str, error: ModuleNotFoundError) -> PlannerError:
+    """The error where a library, or torch or the library that it needs, is not installed. Raises
+    `error` where another module is missing."""
+    missing = (error.name or "").partition(".")[0]
+    if missing not in (*EXTRAS, "torch"):
+        raise error
+    needs = "" if missing == library else f" needs {missing}, which"
+    extra = library if library in EXTRAS else missing
+    package = f"'planner[{extra}]'" if extra in EXTRAS else extra
+    return PlannerError(f"{library}{needs} is not installed.", f"pip install {package}")
+
+
 OWN_FACTORY = (
     "Name a factory of your own, package.module:factory, and use --record or 'planner tune'."
 )
