@@ -172,6 +172,8 @@ class _Walk:
         best, processors = self.best, read_host().cpus
         bound = self.bound(best, processors)
         disk_share, others = self.beside[best.setting]
+        dataset = self.opened.dataset
+        num_items = data.num_items or (len(dataset) if hasattr(dataset, "__len__") else None)
         if bound == "disk":
             self.notes.append(
                 f"{disk_share:.0%} of the bytes came from the disk while processors were "
@@ -187,7 +189,7 @@ class _Walk:
         if len(self.runs) > 1 and not self.has_time():
             self.notes.append("Time ran out: a longer --budget may find more.")
         return DataResult(
-            location=data.location, num_items=data.num_items or _length(self.opened.dataset),
+            location=data.location, num_items=num_items,
             num_classes=data.num_classes, image_size=image_size, processors=processors,
             setting=best.setting, images_per_second=best.images_per_second, bound=bound,
             runs=tuple(self.runs), disk_share=disk_share,
@@ -203,10 +205,6 @@ class _Walk:
         if best.images_per_second * best.cpu_seconds >= BUSY * usable:
             return "processors" if best.setting.workers else "main process"
         return "disk" if (disk_share or 0) >= COLD else "main process"
-
-
-def _length(dataset: Any) -> int | None:
-    return len(dataset) if hasattr(dataset, "__len__") else None
 
 
 def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, Beside]:

@@ -50,16 +50,12 @@ def write_report(
     title: str = "",
     force: bool = False,
     gpu: str | Gpu | Sequence[str | Gpu] | None = None,
-    memory_bytes: int | str | None = None,
-    allocator: str | AllocatorConfig | None = None,
-    recorded: bool = False,
-    link: str | None = None,
-    **overrides: Any,
+    **options: Any,
 ) -> Path:
     """Writes one HTML page of `targets`, as `planner report` does, and returns its path.
 
     A target is a run (the `output` of `search.tune`), a model as `planner.estimate` takes it, or a
-    result of `report_estimate`. Models are estimated on each `gpu`, with the options of
+    result of `report_estimate`. Models are estimated on each `gpu`, with the `options` of
     `planner.estimate`. `force` replaces a file that is no page of ours.
 
     Raises UsageError and PlannerError, if possible before anything is estimated.
@@ -73,10 +69,6 @@ def write_report(
     for name in names:
         check_target(name)
     cards = list(gpu) if isinstance(gpu, Sequence) and not isinstance(gpu, str) else [gpu]
-    options: dict[str, Any] = {
-        "memory_bytes": memory_bytes, "allocator": allocator, "recorded": recorded, "link": link,
-        **overrides,
-    }  # fmt: skip
     if len(names) == len(listed):
         check_options({"gpu": gpu, **options}, names)
     subjects: list[Subject] = []

@@ -22,8 +22,8 @@ from planner.report.text import describe_setting
 from search.loop.options import SearchOptions
 from search.loop.space import Candidate, Pick
 from search.probe.device import MemoryInUse
-from search.probe.parent import STEP_MODULES, ProbeEvent, ProbeServer, run_probe
-from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
+from search.probe.parent import STEP_MODULES, ProbeServer, run_probe
+from search.probe.protocol import FINALIST_SECONDS, ProbeRequest, ProgressMessage
 
 # Of the time left: the steps of the first probe are timed for at most that.
 FIRST_MEASURE_SHARE = 0.1
@@ -46,14 +46,13 @@ class DeviceProber:
     this context is entered, beside what the caller does before the first probe.
     """
 
-    on_result: Callable[[MeasurementRecord], None] | None = None
-
     def __init__(
         self, model: Model, device: str, described: DeviceInfo, cap_bytes: int | None,
         on_progress: OnProgress, modules: Sequence[str] = STEP_MODULES,
     ) -> None:  # fmt: skip
         self.model, self.device, self.described = model, device, described
         self.cap_bytes, self.on_progress, self.modules = cap_bytes, on_progress, modules
+        self.on_result: Callable[[MeasurementRecord], None] = lambda record: None
 
     def __enter__(self) -> DeviceProber:
         self.fork_server = ProbeServer(self.model, self.modules)
@@ -91,7 +90,7 @@ class DeviceProber:
             return {"min_measure_seconds": FINALIST_SECONDS}
         return {}
 
-    def _hear(self, event: ProbeEvent) -> None:
+    def _hear(self, event: ProgressMessage) -> None:
         self.on_progress(
             Progress(
                 "step", phase=event.phase, num_steps=event.num_steps,

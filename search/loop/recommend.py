@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import median
 
-from planner.core.schema import DeviceInfo, MeasurementRecord, Model, TrainSetting
+from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import Recommendation
 from planner.core.units import format_bytes, format_seconds
 from planner.report.text import describe_changes
 from search.loop.prober import ENDINGS
 from search.loop.space import candidate, simplicity
+from search.loop.study import StudyIdentity
 from search.probe.evidence import price_of_compiling, representatives
 
 MAX_RUNNERS_UP = 5
@@ -33,9 +34,7 @@ class Summary:
     - `untried`: compile modes for which the budget had no time, with the seconds that each takes.
     """
 
-    model: Model
-    device: DeviceInfo
-    versions: dict[str, str]
+    identity: StudyIdentity
     budget_bytes: int | None
     asked: TrainSetting | None
     ran: Sequence[Contender] = ()
@@ -52,9 +51,7 @@ def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recomme
     """The recommendation that the records prove: `nothing_fits` with advice where no setting
     ran."""
     common = {
-        "model": summary.model,
-        "device": summary.device,
-        "versions": summary.versions,
+        **dict(summary.identity),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "num_probes": len(records),
         "num_candidates": summary.num_candidates,
@@ -76,10 +73,7 @@ def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recomme
         runners_up=tuple(c.evidence for c in others[:MAX_RUNNERS_UP]),
         baseline=plain.evidence if plain else None,
         gain=best.rate / plain.rate if plain and summary.plain_is_at_its_best else None,
-        notes=notes_on(
-            best, ranking, summary.notes, summary.asked, summary.untried,
-            _without_gain(plain, summary),
-        ),
+        notes=_notes(best, plain, ranking, summary),
         **common,
     )  # fmt: skip
 
@@ -154,19 +148,18 @@ def how_ended(records: Sequence[MeasurementRecord]) -> str:
 # Notes: a line for each.
 
 
-def notes_on(
-    best: Contender, ranking: Sequence[Contender], search_notes: Sequence[str],
-    asked: TrainSetting | None, untried: Mapping[str, float], without_gain: str,
-) -> tuple[str, ...]:  # fmt: skip
+def _notes(
+    best: Contender, plain: Contender | None, ranking: Sequence[Contender], summary: Summary
+) -> tuple[str, ...]:
     """What to know about the best setting of a `ranking`, fastest first: what disturbed its probes,
     then the notes on the whole search, then how it compares with the others."""
     notes = (
         _flags_note(best),
-        *search_notes,
-        without_gain,
-        _learning_rate_note(best.setting, asked),
+        *summary.notes,
+        _without_gain(plain, summary),
+        _learning_rate_note(best.setting, summary.asked),
         _compile_note(best, ranking),
-        _untried_note(untried),
+        _untried_note(summary.untried),
         _simpler_note(best, ranking),
         _heat_note(best),
     )

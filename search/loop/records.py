@@ -18,7 +18,7 @@ from planner.core.errors import PlannerError, UsageError, shorten
 from planner.core.files import way_to_write, write_whole
 from planner.core.schema.record import RECORD_FORMAT, MeasurementRecord
 
-# Older planners began a line so that measures no setting: it is passed over.
+# Older planners also wrote lines that measure no setting. They begin so, and are skipped.
 OBSERVATION = b'{"observation":'
 
 

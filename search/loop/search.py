@@ -133,19 +133,11 @@ class Search:
             self.study.fill(self.records[-1:])
 
     def _goes_on(self) -> bool:
-        """Whether there is something to probe; else `stopped` says why not. Where there is not, the
-        probes of other tuners are awaited first."""
+        """Whether there is something to probe; else `stopped` says why not. Before that it awaits
+        the probes of other tuners, each of which may change it."""
         awaited: set[str] | None = None
         pause = SHORTEST_PAUSE
-        while True:
-            others = self.study.busy()
-            self._learn()
-            self.stopped = self._end(len(others))
-            if not self.stopped:
-                self.sampler.upcoming = self.sampler.choose(others | self._crowded_out())
-                if self.sampler.upcoming is not None:
-                    return True
-                self.stopped = self.sampler.stopped_because
+        while not self._choose(others := self.study.busy()):
             if awaited is not None and self.limits.seconds_left() == 0:
                 others &= awaited
             if not others:
@@ -157,6 +149,18 @@ class Search:
             with interruptible():
                 time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+        return True
+
+    def _choose(self, others: set[str]) -> bool:
+        """Whether the sampler finds another probe, beside those of `others`, after it has learned
+        what is new; else `stopped` says why not."""
+        self._learn()
+        self.stopped, upcoming = self._end(len(others)), None
+        if not self.stopped:
+            upcoming = self.sampler.choose(others | self._crowded_out())
+            self.stopped = "" if upcoming else self.sampler.stopped_because
+        self.sampler.upcoming = upcoming
+        return upcoming is not None
 
     def _end(self, num_others: int) -> str:
         """Why no further probe is made, "" where one may be: because of how the last ones ended, or
@@ -303,9 +307,7 @@ class Search:
         for record in records:
             sampler.posterior.tell(candidate(record.setting), record)
         summary = Summary(
-            model=identity.model,
-            device=identity.device,
-            versions=identity.versions,
+            identity=identity,
             budget_bytes=self.budget_bytes,
             asked=self.options.asked if self.options.chose_batch else None,
             plain_arm=self.plain_arm,

@@ -13,7 +13,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -36,14 +36,13 @@ _PACKAGES = ("torch", "triton", "timm", "torchvision", "transformers")
 
 @dataclass(frozen=True)
 class MemoryInUse:
-    """The memory of a device that is used and that is free, in bytes, and the processes that hold
-    it. A process without a CUDA context uses none itself. On the CPU, `free_bytes` can be had
-    without swapping, within the limit of the control group."""
+    """The memory of a device that is used and that is free, in bytes. A process without a CUDA
+    context uses none itself. On the CPU, `free_bytes` are available without swapping, within the
+    limit of the control group."""
 
     total_bytes: int
     used_bytes: int
     free_bytes: int
-    holders: tuple[nvml.NvmlProcess, ...] = ()
 
 
 def choose_device(name: str = "auto") -> str:
@@ -138,9 +137,7 @@ def memory_in_use(device: str) -> MemoryInUse | None:
         return _host_memory()
     handle = driver_device(device)
     memory = handle.memory if handle is not None else None
-    if handle is None or memory is None:
-        return None
-    return MemoryInUse(memory.total, memory.used, memory.free, handle.processes or ())
+    return None if memory is None else MemoryInUse(memory.total, memory.used, memory.free)
 
 
 def least_free(devices: Sequence[str]) -> MemoryInUse | None:
@@ -187,24 +184,19 @@ def worker_environment() -> dict[str, str]:
 
 
 @lru_cache(maxsize=1)
-def _versions(packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _releases() -> Mapping[str, str]:
+    """The versions of python, the planner and packages; and of CUDA, cuDNN and NCCL, from torch,
+    which decides what it loads."""
     releases = {"python": platform.python_version(), "planner": __version__}
-    for package in packages:
+    for package in _PACKAGES:
         try:
             releases[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
     if torch_build.installed_build() not in (None, "cpu"):
         releases["cuda"] = str(torch_build.installed_build())
-    return tuple(releases.items())
-
-
-@lru_cache(maxsize=1)
-def _libraries() -> tuple[tuple[str, str], ...]:
-    """The versions of cuDNN and NCCL, from torch, which decides what it loads."""
-    if torch_build.installed_build() in (None, "cpu"):
-        return ()
-    return tuple(torch_build.ask_torch(worker_environment(), ()).libraries.items())
+        releases |= torch_build.ask_torch(worker_environment(), ()).libraries
+    return releases
 
 
 # Variables that change which kernels run, what they keep or how they are timed: probes under
@@ -217,10 +209,10 @@ TELLING_VARIABLES = (
 )  # fmt: skip
 
 
-def versions(packages: tuple[str, ...] = _PACKAGES) -> dict[str, str]:
+def versions() -> dict[str, str]:
     """The software that a probe runs on: its versions, and the variables that change what it
     does."""
-    software = dict(_versions(packages)) | dict(_libraries())
+    software = {**_releases()}
     configured = environment_options(os.environ)
     if configured is not None:
         software[RECORDED_AS] = configured[1]

@@ -60,11 +60,8 @@ def usual_cause(records: Iterable[MeasurementRecord]) -> str:
 def representatives(records: Sequence[MeasurementRecord], is_hot: bool) -> list[MeasurementRecord]:
     """The records of a device as it usually runs: throttled where it `is_hot`, else undisturbed;
     all records where there is none such. The others are faster or slower for another reason."""
-    return [r for r in records if is_representative(r, is_hot)] or list(records)
-
-
-def is_representative(record: MeasurementRecord, is_hot: bool) -> bool:
-    return was_throttled(record) if is_hot else not is_disturbed(record)
+    usual = [r for r in records if (was_throttled(r) if is_hot else not is_disturbed(r))]
+    return usual or list(records)
 
 
 def rate_interval(images: int, samples: Sequence[float]) -> tuple[float, float]:
@@ -244,13 +241,6 @@ _WAITING = ("idle", "iowait")
 _COUNTED_TWICE = ("guest", "guest_nice")  # in user and nice already (proc(5), /proc/stat)
 
 
-@dataclass(frozen=True)
-class _Reading:
-    at: float
-    busy_seconds: float
-    own_seconds: float
-
-
 class QuietWatch:
     """Counts what others take of the processors from the moment at which it is made."""
 
@@ -260,12 +250,11 @@ class QuietWatch:
     def flags(self, needed: float = math.inf) -> list[str]:
         """A flag where others took some of the `needed` processors (all). Below a fifth of a second
         that cannot be told."""
-        now, before = _read(), self.before
-        seconds = now.at - before.at
+        passed = (now - then for now, then in zip(_read(), self.before, strict=True))
+        seconds, busy, own = passed
         if seconds < _LEAST_WATCHED_SECONDS:
             return []
-        all_busy = now.busy_seconds - before.busy_seconds
-        others = (all_busy - (now.own_seconds - before.own_seconds)) / seconds
+        others = (busy - own) / seconds
         host = read_host()
         room = host.usable_cpus - others
         if others < _NOTEWORTHY_SHARE * host.usable_cpus or room >= min(needed, host.cpus):
@@ -277,8 +266,9 @@ class QuietWatch:
         ]
 
 
-def _read() -> _Reading:
-    return _Reading(time.monotonic(), busy_seconds(), time.process_time())
+def _read() -> tuple[float, float, float]:
+    """Seconds so far: of the clock, of the processors' work for any program, and for this one."""
+    return time.monotonic(), busy_seconds(), time.process_time()
 
 
 def busy_seconds() -> float:

@@ -38,28 +38,13 @@ from search.probe.device import (
 RELEASE_SECONDS = 3.0
 
 
-@dataclass(frozen=True)
-class ProbeEvent:
-    """A phase that a probe has reached, `elapsed_seconds` after its start.
-
-    `phase` is start, import, device, join, build, compile, forward, backward, optimizer,
-    zero_grad, warm-up, measure, check or end. While steps are timed, `num_steps` of them took
-    `step_seconds` each (the median).
-    """
-
-    phase: str
-    elapsed_seconds: float
-    num_steps: int = 0
-    step_seconds: float | None = None
-
-
 def run_probe(
     request: protocol.ProbeRequest,
     *,
     deadline_seconds: float,
     device: DeviceInfo | None = None,
-    on_event: Callable[[ProbeEvent], None] | None = None,
-    on_result: Callable[[MeasurementRecord], None] | None = None,
+    on_event: Callable[[protocol.ProgressMessage], None] = lambda event: None,
+    on_result: Callable[[MeasurementRecord], None] = lambda record: None,
     fork_server: ProbeServer | None = None,
 ) -> MeasurementRecord:
     """Runs `request`, a short real training, in a process of its own from its start to its end.
@@ -81,19 +66,10 @@ def run_probe(
     record_of = partial(_record, request, described, date, started)
     is_world = request.setting.parallelism != "none"
 
-    def tell(phase: str, num_steps: int = 0, step_seconds: float | None = None) -> None:
-        if on_event is not None:
-            elapsed = time.monotonic() - started
-            on_event(ProbeEvent(phase, elapsed, num_steps, step_seconds))
-
-    def hear(answer: protocol.ProgressMessage) -> None:
-        tell(answer.phase, answer.num_steps, answer.step_seconds)
-
     def report_measured(outcomes: Sequence[protocol.OutcomeMessage]) -> None:
-        if on_result is not None:
-            on_result(record_of(merge_ranks(outcomes, devices)))
+        on_result(record_of(merge_ranks(outcomes, devices)))
 
-    tell("start")
+    on_event(protocol.ProgressMessage(phase="start"))
     with (
         nullcontext(fork_server) if fork_server else ProbeServer(request.model) as server,
         rank_places(len(devices), rank_threads(len(devices))) as places,
@@ -105,11 +81,11 @@ def run_probe(
             )
             for name, place in zip(devices, places, strict=True)
         ]  # fmt: skip
-        monitor = WorkerMonitor(orders, deadline_seconds, server, hear)
+        monitor = WorkerMonitor(orders, deadline_seconds, server, on_event)
         outcome = merge_ranks(monitor.run(report_measured), devices)
     if outcome.free_bytes is None:
         outcome = _with_crowding(outcome, before, monitor.has_ended)
-    tell("end")
+    on_event(protocol.ProgressMessage(phase="end"))
     return record_of(outcome)
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from planner.core.failures import is_allocation_failure
 from planner.core.schema import MeasurementRecord, Model, ProbeStatus, TrainSetting
 from planner.core.schema.record import Clocks, RankRecord, Seconds, WorldInfo
+from planner.machine.host import text_of
 
 # A GPU's clocks rise when work comes and fall as it gets warm. On an NVIDIA H200 (torch 2.11.0,
 # 2026-11-26) the first half second of steps was 0.3% slower than 30 s of them; of a card that gets
@@ -96,8 +97,9 @@ def backend_of(device: str) -> Literal["gloo", "nccl"]:
 
 
 class ProgressMessage(Message):
-    """The phase that a worker is in: import, build, compile, forward, backward, measure … In
-    measure `num_steps` optimizer steps were timed so far, at a median of `step_seconds`."""
+    """The phase that a worker is in: import, device, join, build, compile, forward, backward,
+    optimizer, zero_grad, warm-up, measure or check; a probe's own are start and end. In measure
+    `num_steps` optimizer steps were timed so far, at a median of `step_seconds`."""
 
     type: Literal["progress"] = "progress"
     rank: int = 0
@@ -216,10 +218,7 @@ def judge_death(
 def count_kernel_kills() -> int | None:
     """How many processes the kernel has killed for memory since boot; None where it keeps no
     count."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return None
+    lines = text_of(Path("/proc/vmstat")).splitlines()
     counts = [line.split()[1] for line in lines if line.startswith("oom_kill ")]
     return int(counts[0]) if counts else None
 

@@ -176,17 +176,14 @@ def answer_for_factory() -> None:
     model = FactoryModel.model_validate_json(sys.argv[1])
     try:
         build = make_builder(model, TrainSetting())
-    except PlannerError as error:
-        print(json.dumps({"error": [error.message, error.way_out]}))
-        return
-    with torch.device("meta"):
-        built = build()
-    try:
+        with torch.device("meta"):
+            built = build()
         task = as_task(built, model, TrainSetting())
     except PlannerError as error:
-        print(json.dumps({"error": [error.message, error.way_out]}))
-        return
-    print(json.dumps(asdict(Made(isinstance(task, CheckedTask), hasattr(task, "optimizer")))))
+        answer: dict[str, object] = {"error": [error.message, error.way_out]}
+    else:
+        answer = asdict(Made(isinstance(task, CheckedTask), hasattr(task, "optimizer")))
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,7 +93,7 @@ def tune(
         restrict: By axis (precision, checkpointing, compile, attention, optimizer) the values it
             may take; any other field of a setting becomes an axis by being named.
         start: The setting (its fields, or `batch_size=32,precision=bf16`) to probe first and to
-            search around. Of its fields that are no axis nor the micro-batch, `base` says.
+            search around. Only its axes and its micro-batch count: `base` has all other fields.
         trials: At most so many probes in the study.
         budget_seconds: Time for probes, those of earlier runs of the study included; None for no
             limit.
@@ -185,13 +184,13 @@ def _tune(
         for note in notes:
             say(note)
         own = None
-        start = partial(
-            DeviceProber, model, where, identity.device, memory.cap_bytes, on_progress,
-            modules=STEP_MODULES if len(devices) == 1 else WORLD_MODULES,
-        )  # fmt: skip
+        modules = STEP_MODULES if len(devices) == 1 else WORLD_MODULES
         with interruptible():
             if prober is None:
-                prober = own = stack.enter_context(start())
+                own = DeviceProber(
+                    model, where, identity.device, memory.cap_bytes, on_progress, modules
+                )
+                prober = stack.enter_context(own)
             prior, prior_notes = device_prior(
                 space, model, identity.device, estimator, allocator=allocator,
                 seconds_left=limits.seconds_left(), say=say,

@@ -47,7 +47,7 @@ def _no_torch_is_asked(
     if "machine" not in request.fixturenames:
         told = TorchBuild("2.13.0+cu130", cuda="13.0", available=True)
         monkeypatch.setattr(device, "_ask_torch", lambda index: told)
-        monkeypatch.setattr(device, "_libraries", tuple)
+        monkeypatch.setattr(device.torch_build, "ask_torch", lambda environ, tried: told)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from search.loop.records import read_records
 from search.loop.sampler import PlannerSampler
 from search.loop.search import MAX_CROWDED, MAX_LOST
 from search.loop.space import Candidate, Pick, make_space
-from search.loop.study import SpaceParams
+from search.loop.study import SpaceParams, StudyIdentity
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import generic_prior
 from search.probe.device import MemoryInUse
@@ -84,7 +84,8 @@ def warming(prior_of_compiled: float) -> Posterior:
 def recommended(posterior: Posterior) -> Recommendation:
     found = tuple(posterior.contenders().values())
     records = [record for contender in found for record in contender.records]
-    return recommend(records, Summary(MODEL, GPU, {}, BUDGET, TrainSetting(), found))
+    identity = StudyIdentity(model=MODEL, device=GPU, versions={})
+    return recommend(records, Summary(identity, BUDGET, TrainSetting(), found))
 
 
 @pytest.mark.parametrize("prior_of_compiled", [1.0, 1.25])

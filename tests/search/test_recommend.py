@@ -13,6 +13,7 @@ from search.loop.options import read_options
 from search.loop.prober import ENDINGS
 from search.loop.recommend import Summary, recommend
 from search.loop.space import candidate
+from search.loop.study import StudyIdentity
 from tests.answers import recommendation_text
 from tests.search.tables import GPU, MODEL, failed, make_record, ran
 
@@ -32,7 +33,7 @@ def at(rate: float, setting: TrainSetting = PLAIN, num_bytes: int = GIB, **updat
 
 def recommended(records: Sequence[MeasurementRecord], **update: object) -> Recommendation:
     fields: dict[str, object] = {
-        "model": MODEL, "device": GPU, "versions": {}, "budget_bytes": 16 * GIB,
+        "identity": StudyIdentity(model=MODEL, device=GPU, versions={}), "budget_bytes": 16 * GIB,
         "asked": PLAIN, "ran": ran(records) if records else (),
         "plain_arm": candidate(PLAIN).arm,
     }  # fmt: skip

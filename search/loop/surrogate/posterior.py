@@ -17,7 +17,6 @@ import numpy as np
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import Expected, Range
 from planner.core.schema.setting import COMPILED_FIELDS
-from planner.report.text import value_text
 from search.loop.recommend import Contender
 from search.loop.space import Candidate, Space
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior, ProbeCosts
@@ -281,7 +280,7 @@ def shared_parts(setting: TrainSetting) -> dict[str, float]:
 def _levers(setting: TrainSetting) -> list[str]:
     """The names of the levers of a setting that need something which others do without."""
     used = [lever for lever, plain in _LEVERS.items() if getattr(setting, lever) != plain]
-    names = [f"{lever} {value_text(getattr(setting, lever))}" for lever in used]
+    names = [f"{lever} {getattr(setting, lever)}" for lever in used]
     return [*names, "fp8"] if setting.precision == "fp8" else names
 
 

@@ -108,9 +108,10 @@ def guess_compile_seconds(
 
 # How far off, in log terms. Judgements, not measurements: wide enough that a handful of probes
 # overrules them (the benchmark injects errors of 0 to 20% to see), and refitted as probes come.
-# That most of what a compiler gains is common to its modes and to attentions too is one of them:
-# over 192 simulated devices the mean loss of ten minutes fell from 3.5 to 2.5%. On an H100 it makes
-# a Swin-T 1.75 times as fast with fused attention and 1.80 with eager; 1.74 and 1.86 are predicted.
+# One of these judgements is that most of what a compiler gains is common to its modes and to
+# attentions: with it 192 simulated devices lost 2.5% in the mean after ten minutes, without it
+# 3.5%. On an H100 compiling makes a Swin-T 1.75 times as fast with fused attention and 1.80 times
+# with eager; 1.74 and 1.86 are predicted.
 # An arm's own was 0.06: with 0.04 a search without a budget ends after 9.0 probes in place of 10.5,
 # and loses as much (0.9%, the mean of 180 simulated devices of f01384b, seeds from 1000).
 # What a precision makes of an attention: torch has other kernels for it in each. With 0.15 for none
@@ -122,11 +123,12 @@ ESTIMATED_SECONDS = KernelScales(
     overhead=0.03, arm=0.04, nugget=0.04, other=0.1, compiled=0.12,
     fused=0.05, kernels=0.15,
 )  # fmt: skip
-# An exchange of several devices may take longer than is predicted, as nobody measured this link:
-# by 5 ms to 2.6 s, an assumption. A first slow step is taken to have waited, until one of
-# other length refutes it: with all delays together as likely as none the search on four simulated
-# GPUs lost 2.5% in the mean, as it is 1.4%, with deviations of a step's cost in place of them 2.5%
-# (72 devices on a slow link and 36 on a fast one, as of 52c49df, seeds from 100).
+# Nobody measured this link, so an exchange between devices may take 5 ms to 2.6 s longer than is
+# predicted: an assumption. Each of these delays is as likely as none, so a first step that is slow
+# counts as one that waited, until a step of another length refutes that. So the search on four
+# simulated GPUs lost 1.4% in the mean; it lost 2.5% where none was as likely as all delays
+# together, and 2.5% with a deviation of a step's cost in place of delays (72 devices on a slow link
+# and 36 on a fast one, as of 52c49df, seeds from 100).
 SPREAD_SECONDS = replace(ESTIMATED_SECONDS, delays=tuple(0.005 * 2**i for i in range(10)))
 GUESSED_SECONDS = KernelScales(
     bias=3.0,

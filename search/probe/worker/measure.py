@@ -22,6 +22,7 @@ import torch
 
 from planner.core.errors import ContractError
 from planner.core.schema import FactoryModel, ProbeStatus
+from planner.core.schema.setting import GRAPH_MODES
 from planner.core.units import format_bytes
 from planner.machine.emulated import is_emulated
 from planner.training.building import local_shard, set_precision
@@ -209,7 +210,7 @@ class Run:
         """
         setting, phases = self.request.setting, self.phases
         is_compiled = setting.compiles
-        has_graphs = setting.compile in ("reduce-overhead", "max-autotune")
+        has_graphs = setting.compile in GRAPH_MODES
         num_steps = self.request.warmup_steps + (_GRAPH_WARMUP_STEPS if has_graphs else 0)
         self.report.enter("compile" if is_compiled else "forward")
         self.in_step = training.watching = True
@@ -258,8 +259,13 @@ class Run:
             self.flags += verdict.end_workers()
             released = meter.release_cache()
             if released is not None:
-                self.flags += _release_flags(*released)
+                before, after = released
                 min_steps = _RELEASED_WARMUP_STEPS
+                if before - after > before * _RELEASED_SHARE:
+                    self.flags.append(
+                        f"{format_bytes(before)} were reserved after compiling, and "
+                        f"{format_bytes(before - after)} of them given back before timing"
+                    )
         self.in_step = True
         steps = 0
         while subject.is_so_on_any(
@@ -334,15 +340,6 @@ def _loss_scale(training: Training) -> float:
     """The scale of the training's GradScaler, which lowers it when it skips a step; 1 without a
     scaler."""
     return 1.0 if training.scaler is None else float(training.scaler.get_scale())
-
-
-def _release_flags(before: int, after: int) -> list[str]:
-    if before - after <= before * _RELEASED_SHARE:
-        return []
-    return [
-        f"{format_bytes(before)} were reserved after compiling, and {format_bytes(before - after)} "
-        "of them given back before timing"
-    ]
 
 
 def work(channel: int, order_json: str) -> NoReturn:

@@ -21,7 +21,7 @@ from planner.core.schema.record import Clocks, Spread, noteworthy_bytes
 from planner.core.units import KIB, format_bytes
 from planner.machine.emulated import is_emulated
 from planner.machine.hardware.gpu import DISTURBING_REASONS
-from planner.machine.nvml import NvmlDevice, NvmlMemory
+from planner.machine.nvml import NvmlDevice
 from search.probe.device import (
     Reading,
     agree,
@@ -188,7 +188,10 @@ class CudaMeter(Meter):
         self.total: int = torch.cuda.get_device_properties(self.device).total_memory
         self.doubts: list[str] = [EMULATED] if is_emulated() else []
         if before is not None and not agree(before.total, self.total):
-            self.doubts.append(_describe_doubt(before, self.total))
+            self.doubts.append(
+                f"NVML's figures are left aside: its device has {format_bytes(before.total)}, "
+                f"torch's {format_bytes(self.total)}"
+            )
             self.nvml = before = None
         self.used_before = before.used if before is not None else None
         reading = self._read_memory()
@@ -288,7 +291,13 @@ class CudaMeter(Meter):
         return summarize_clocks(self.readings)
 
     def flags(self) -> list[str]:
-        flags = [*self.doubts, *self._cap_flags(), *self._others_flags()]
+        flags = [*self.doubts]
+        if self.cap is not None:
+            flags.append(
+                f"emulates a device of {format_bytes(self.cap)}: the caching allocator was held to "
+                f"{format_bytes(self.cap - self.context.num_bytes)}, the context was not"
+            )
+        flags += self._others_flags()
         clocks = self.clocks()
         slowed = sorted(DISTURBING_REASONS.keys() & set(clocks.throttle_reasons if clocks else ()))
         if slowed:
@@ -299,14 +308,6 @@ class CudaMeter(Meter):
             if count > 0:
                 flags.append(f"{count} {text}")
         return flags
-
-    def _cap_flags(self) -> list[str]:
-        if self.cap is None:
-            return []
-        return [
-            f"emulates a device of {format_bytes(self.cap)}: the caching allocator was held to "
-            f"{format_bytes(self.cap - self.context.num_bytes)}, the context was not"
-        ]
 
     def _others_flags(self) -> list[str]:
         """The memory that other processes held when this one began, and what they took since, if
@@ -324,13 +325,6 @@ class CudaMeter(Meter):
     def _allocation_failures(self) -> dict[str, int]:
         stats = torch.cuda.memory_stats(self.device)
         return {key: stats.get(key, 0) for key in _FAILED_ALLOCATIONS}
-
-
-def _describe_doubt(memory: NvmlMemory, total: int) -> str:
-    return (
-        f"NVML's figures are left aside: its device has {format_bytes(memory.total)}, "
-        f"torch's {format_bytes(total)}"
-    )
 
 
 # The clocks of a GPU while steps were timed, summarized for the record.

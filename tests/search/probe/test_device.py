@@ -73,7 +73,7 @@ def test_a_card_is_named_by_the_driver_and_sized_by_torch(machine: Machine) -> N
     )  # fmt: skip
     memory = device.memory_in_use("cuda:1")
     assert memory == MemoryInUse(B.total_bytes, 3 * GIB, 44 * GIB + GIB // 2)
-    holders = device.memory_in_use("cuda:0").holders
+    holders = device.nvml_device("cuda:0").processes
     assert (len(holders), holders[0].used_bytes) == (200, GIB)
     first = device.nvml_device("cuda:0")
     assert (first.sm_mhz, first.memory_mhz, first.temperature_c) == (1500, 2600, 66)

@@ -125,10 +125,10 @@ def watched(
     seconds: float = 10.0, wanted: float = math.inf,
 ) -> list[str]:  # fmt: skip
     """What is said of `seconds` in which so many seconds of processors went by."""
-    readings: Iterator[evidence._Reading] = iter(
+    readings: Iterator[tuple[float, float, float]] = iter(
         [
-            evidence._Reading(100.0, 50.0, 7.0),
-            evidence._Reading(100 + seconds, 50 + all_busy, 7 + own),
+            (100.0, 50.0, 7.0),
+            (100 + seconds, 50 + all_busy, 7 + own),
         ]
     )
     monkeypatch.setattr(evidence, "_read", lambda: next(readings))
