@@ -34,14 +34,17 @@ MAX_STAGE_BLOCKS = 1000
 MAX_NAME = 200
 
 
-def _split_commas(value: Any) -> Any:
-    """`2,2,6,2` on a command line is the tuple (2, 2, 6, 2)."""
+def _split(value: Any, count: int = 1) -> Any:
+    """`2,2,6,2` on a command line is the tuple (2, 2, 6, 2), and so is a list. A single value is
+    `count` of it; with 0 it stays alone."""
     if isinstance(value, str):
-        parts = [part.strip() for part in value.replace("x", ",").split(",") if part.strip()]
-        if not parts:
+        value = [part.strip() for part in value.replace("x", ",").split(",") if part.strip()]
+        if not value:
             raise ValueError("give a number, or several with commas between them")
-        return tuple(parts) if len(parts) > 1 else parts[0]
-    return value
+        value = value if len(value) > 1 else value[0]
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    return (value,) * count if count else value
 
 
 def _version(value: Any) -> Any:
@@ -56,26 +59,10 @@ def _one_line(value: str) -> str:
     return value
 
 
-def _pair(value: Any) -> Any:
-    """One side stands for a square; a list is (height, width)."""
-    value = _split_commas(value)
-    if isinstance(value, list | tuple):
-        return tuple(value)
-    return (value, value)
-
-
-def _as_tuple(value: Any) -> Any:
-    value = _split_commas(value)
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-def _window(value: Any) -> Any:
-    value = _split_commas(value)
-    return tuple(value) if isinstance(value, list | tuple) else value
-
-
 Side = Annotated[int, Field(ge=1, le=MAX_SIZE)]
-ImageSize = Annotated[tuple[Side, Side], BeforeValidator(_pair)]
+# One side stands for a square; a list is (height, width).
+ImageSize = Annotated[tuple[Side, Side], BeforeValidator(lambda sides: _split(sides, 2))]
+Window = Annotated[Side | tuple[Side, ...], BeforeValidator(lambda sides: _split(sides, 0))]
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 Blocks = Annotated[int, Field(ge=1, le=MAX_STAGE_BLOCKS)]
 Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_one_line)]
@@ -102,9 +89,9 @@ class SwinConfig(BaseModel):
     in_channels: Side = 3
     num_classes: Annotated[Side, Option("Number of classes.", heading="Model")] = 1000
     embed_dim: Side = 96
-    depths: Annotated[tuple[Blocks, ...], PerStage, BeforeValidator(_as_tuple)] = (2, 2, 6, 2)
-    num_heads: Annotated[tuple[Side, ...], PerStage, BeforeValidator(_as_tuple)] = (3, 6, 12, 24)
-    window_size: Annotated[Side | tuple[Side, ...], BeforeValidator(_window)] = 7
+    depths: Annotated[tuple[Blocks, ...], PerStage, BeforeValidator(_split)] = (2, 2, 6, 2)
+    num_heads: Annotated[tuple[Side, ...], PerStage, BeforeValidator(_split)] = (3, 6, 12, 24)
+    window_size: Window = 7
     mlp_ratio: Annotated[float, Field(gt=0, le=1024)] = 4.0
     qkv_bias: bool = True
     drop_rate: Rate = 0.0
@@ -115,7 +102,7 @@ class SwinConfig(BaseModel):
     patch_norm: bool = True
     absolute_position_embedding: bool = False
     pretrained_window_size: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=MAX_SIZE)], ...], PerStage, BeforeValidator(_as_tuple)
+        tuple[Annotated[int, Field(ge=0, le=MAX_SIZE)], ...], PerStage, BeforeValidator(_split)
     ] = Field(default=(0,), description="version 2: the window of pre-training, one or one a stage")
 
     @model_validator(mode="after")
