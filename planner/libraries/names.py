@@ -61,7 +61,7 @@ def faults_of(model: Model, setting: TrainSetting) -> list[Fault]:
     """Why `setting` cannot run with `model`, as far as is known before the model is built."""
     if isinstance(model, SwinConfig):
         return find_library(model.library).setting_faults(model, setting)
-    return module_faults(model, setting)
+    return list(module_faults(model, setting))
 
 
 # Models that an installed library builds by name and that are no Swins of ours.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from planner.core.errors import Fault, PlannerError, UnsupportedError, alternatives, refuse_faults
 from planner.core.schema import Library, ResolvedSetting, SwinConfig, TrainSetting
-from planner.libraries.limits import block_limit, swin_limit
+from planner.libraries.limits import block_faults, swin_faults
 from planner.libraries.maps import Trainable
 
 if TYPE_CHECKING:
@@ -199,13 +199,12 @@ class LibrarySpec:
     def setting_faults(self, config: SwinConfig, setting: TrainSetting) -> list[Fault]:
         """Why this library cannot run `setting` with `config`."""
         swin = f"{self.name}'s Swin version {config.version}"
-        faults = [
+        return [
             *self._trainable_faults(config, setting, swin),
             *self._attention_faults(config, setting, swin),
             *self._checkpointing_faults(config, setting, swin),
+            *swin_faults(config, setting, self._attention(config, setting)),
         ]
-        limit = swin_limit(config, setting, self._attention(config, setting))
-        return faults if limit is None else [*faults, limit]
 
     def build(self, config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
         """The library's real module, freshly initialised, in training mode. Of all levers of
@@ -299,9 +298,7 @@ class LibrarySpec:
     def _checkpointing_faults(
         self, config: SwinConfig, setting: TrainSetting, swin: str
     ) -> Iterator[Fault]:
-        block_fault = block_limit(swin, sum(config.depths), setting)
-        if block_fault is not None:
-            yield block_fault
+        yield from block_faults(swin, sum(config.depths), setting)
         if max(setting.checkpointed_stages or (0,)) >= config.num_stages:
             yield Fault(
                 f"the model has {config.num_stages} stages, counted from 0",

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from planner.core.errors import PlannerError, UnsupportedError, refuse_faults
 from planner.core.schema import Model, SwinConfig, TrainSetting
 from planner.core.schema.setting import DEEPSPEED
-from planner.libraries.limits import block_limit
+from planner.libraries.limits import block_faults
 from planner.libraries.names import faults_of
 from planner.libraries.torchvision import declare_missing_operators
 from planner.training import train
@@ -134,9 +134,8 @@ def check_blocks(
             f"{model.title} cannot be compiled block by block: no repeated blocks were found.",
             "Return a task that names its blocks, blocks(module), or set compile_scope=model.",
         )
-    fault = block_limit(model.title, len(blocks), setting)
-    if blocks and fault is not None:
-        refuse_faults([fault])
+    if blocks:
+        refuse_faults(block_faults(model.title, len(blocks), setting))
 
 
 @contextmanager
