@@ -231,7 +231,7 @@ class _Advisor:
         self._treat(ranking)
         goal = ranking.best or ranking.nearest
         choice = goal or Choice(wish.plain)
-        bottleneck = find_bottleneck(self.wish, self.table, choice, choice == ranking.best)
+        bottleneck = find_bottleneck(self.table, choice, choice == ranking.best)
         recommended, fastest, surely, nearest = (
             self._way(named) if named else None
             for named in (ranking.best, ranking.fastest, ranking.surely, ranking.nearest)
@@ -251,7 +251,7 @@ class _Advisor:
             missing_bytes=max(0, need - budget),
             ways=tuple(map(self._way, ranking.ways)),
             front=tuple(map(self._way, ranking.front)),
-            waterfall=waterfall(wish, self.table, goal) if goal else (),
+            waterfall=waterfall(self.table, goal) if goal else (),
             bottleneck=bottleneck,
             levers=tuple(
                 _lever_state(lever, wish, combinations, choice, bottleneck) for lever in LEVERS
@@ -269,7 +269,7 @@ class _Advisor:
         wish, table = self.wish, self.table
         combinations = combine_levers(wish, table)
         ranking = rank(table, combinations.choices, budget_bytes)
-        if may_need_resorts(wish, table, combinations, ranking):
+        if may_need_resorts(table, combinations, ranking):
             combinations = combine_levers(wish, table, resorts=True)
             ranking = rank(table, combinations.choices, budget_bytes)
         if ranking.fastest is None and "recipe" not in wish.allow | wish.keep:
@@ -287,7 +287,7 @@ class _Advisor:
         fits surely, stay beside it only where they are another choice."""
         if ranking.best is None or ranking.fastest is None:
             return
-        ranking.best = best = apply_treatments(self.wish, self.table, ranking.best)
+        ranking.best = best = apply_treatments(self.table, ranking.best)
         ranking.ways = [best, *(choice for choice in ranking.ways[1:] if choice != best)]
         if self.table.rate(ranking.fastest) <= self.table.rate(best):
             ranking.fastest = None

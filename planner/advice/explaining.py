@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from planner.advice.table import Table
-from planner.advice.wish import LEVERS, Choice, Effect, Lever, Updates, Wish
+from planner.advice.wish import LEVERS, Choice, Effect, Lever, Updates
 from planner.core.errors import PlannerError
 from planner.machine.hardware.gpu import peak_flops
 from planner.throughput.result import Breakdown, Part
@@ -54,11 +54,11 @@ class Bottleneck(Breakdown):
         return max(seconds, key=seconds.__getitem__)
 
 
-def find_bottleneck(wish: Wish, table: Table, choice: Choice, is_recommended: bool) -> Bottleneck:
+def find_bottleneck(table: Table, choice: Choice, is_recommended: bool) -> Bottleneck:
     """What the step of `choice` waits for, and what would treat it."""
     time = table.estimate(choice).throughput
     assert time is not None, "there are rates"
-    model_share, gpu = None, wish.target.gpu
+    model_share, gpu = None, table.wish.target.gpu
     peak = peak_flops(gpu, choice.setting.precision) if gpu else None
     if peak is not None:
         without_recomputation = choice.updated({"checkpointing": "none", "offload": "none"})
@@ -69,40 +69,38 @@ def find_bottleneck(wish: Wish, table: Table, choice: Choice, is_recommended: bo
         parts=time.parts,
         peak_share=time.peak_share,
         model_share=model_share,
-        treatments=tuple(t for _, t in _find_treatments(wish, table, choice)),
+        treatments=tuple(t for _, t in _find_treatments(table, choice)),
     )
 
 
-def apply_treatments(wish: Wish, table: Table, choice: Choice) -> Choice:
+def apply_treatments(table: Table, choice: Choice) -> Choice:
     """A choice that fits, with every lever that makes it faster, is allowed and fits as surely: a
     ranking looks at few combinations."""
     while True:
-        treatments = _find_treatments(wish, table, choice)
+        treatments = _find_treatments(table, choice)
         better = next((changed for changed, treatment in treatments if not treatment.why), None)
         if better is None:
             return choice
         choice = better
 
 
-def _find_treatments(
-    wish: Wish, table: Table, choice: Choice
-) -> Sequence[tuple[Choice, Treatment]]:
+def _find_treatments(table: Table, choice: Choice) -> Sequence[tuple[Choice, Treatment]]:
     """The best single change of each lever that makes `choice` faster, the fastest first. Of one
     lever, a change with nothing against it is better than a faster one."""
     best: dict[str, tuple[Choice, Treatment]] = {}
     rate = table.rate(choice)
     for lever in LEVERS:
-        for changed, updates in _speed_changes(wish, table, choice, lever):
+        for changed, updates in _speed_changes(table, choice, lever):
             faster = table.rate(changed)
             if faster < rate * WORTH:
                 continue
             treatment = Treatment(
                 lever.name,
                 tuple(updates.items()),
-                wish.effects(changed),
+                table.wish.effects(changed),
                 faster,
                 bool(table.estimate(changed).fits),
-                _reason_against(wish, table, choice, changed, lever),
+                _reason_against(table, choice, changed, lever),
             )
             if lever.name not in best or _merit(treatment) > _merit(best[lever.name][1]):
                 best[lever.name] = changed, treatment
@@ -113,26 +111,24 @@ def _merit(treatment: Treatment) -> tuple[bool, float]:
     return not treatment.why, treatment.images_per_second
 
 
-def _reason_against(wish: Wish, table: Table, choice: Choice, changed: Choice, lever: Lever) -> str:
+def _reason_against(table: Table, choice: Choice, changed: Choice, lever: Lever) -> str:
     """Why `choice` is recommended and not what `lever` makes of it; "" where nothing is against
     it. An effect that the choice has already is no reason."""
     if not table.estimate(changed).fits:
         return "does not fit"
     if table.estimate(choice).fits_surely and not table.estimate(changed).fits_surely:
         return "may not fit"
-    if lever.effect in wish.allow:
+    if lever.effect in table.wish.allow:
         return ""
-    has_effect = lever.effect in wish.effects(choice)
+    has_effect = lever.effect in table.wish.effects(choice)
     return f"changes {lever.effect}{' further' if has_effect else ''}"
 
 
-def _speed_changes(
-    wish: Wish, table: Table, choice: Choice, lever: Lever
-) -> Iterator[tuple[Choice, Updates]]:
+def _speed_changes(table: Table, choice: Choice, lever: Lever) -> Iterator[tuple[Choice, Updates]]:
     """What a lever for speed makes of a choice; nothing of any other lever."""
-    for updates in wish.changes(lever, choice) if lever.is_for_speed else ():
+    for updates in table.wish.changes(lever, choice) if lever.is_for_speed else ():
         with suppress(PlannerError):
-            changed = wish.apply(choice, updates)
+            changed = table.wish.apply(choice, updates)
             if table.has_step(changed):
                 yield changed, updates
 
@@ -158,12 +154,12 @@ class WaterfallStep:
     as_eager: bool
 
 
-def waterfall(wish: Wish, table: Table, goal: Choice) -> tuple[WaterfallStep, ...]:
+def waterfall(table: Table, goal: Choice) -> tuple[WaterfallStep, ...]:
     """The levers in which `goal` is not the wish, in the order of `LEVERS`. What they save adds up
     to the difference of the two, in bytes and in seconds."""
     steps: list[WaterfallStep] = []
-    choice = Choice(wish.plain)
-    num_bytes, seconds = _bytes_and_seconds(wish, table, choice)
+    choice = Choice(table.wish.plain)
+    num_bytes, seconds = _bytes_and_seconds(table, choice)
     levers: list[str] = []
     changes: dict[str, object] = {}  # of levers that cannot run without the next
     done: set[str] = set()
@@ -180,10 +176,10 @@ def waterfall(wish: Wish, table: Table, goal: Choice) -> tuple[WaterfallStep, ..
         changes |= updates
         choice = choice.updated(updates)
         try:
-            wish.apply(choice, {})
+            table.wish.apply(choice, {})
         except PlannerError:  # it cannot run without the next lever
             continue
-        now_bytes, now_seconds = _bytes_and_seconds(wish, table, choice)
+        now_bytes, now_seconds = _bytes_and_seconds(table, choice)
         estimate = table.estimate(choice)
         steps.append(
             WaterfallStep(
@@ -197,7 +193,8 @@ def waterfall(wish: Wish, table: Table, goal: Choice) -> tuple[WaterfallStep, ..
     return tuple(steps)
 
 
-def _bytes_and_seconds(wish: Wish, table: Table, choice: Choice) -> tuple[int, float]:
+def _bytes_and_seconds(table: Table, choice: Choice) -> tuple[int, float]:
     """The device's bytes, and the seconds that the images of the wish's step take."""
-    images = wish.plain.batch_size * wish.plain.accumulate
+    plain = table.wish.plain
+    images = plain.batch_size * plain.accumulate
     return table.estimate(choice).device_total_bytes, images / table.rate(choice)

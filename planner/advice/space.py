@@ -46,9 +46,9 @@ class Combinations:
 
 def combine_levers(wish: Wish, table: Table, resorts: bool = False) -> Combinations:
     """Tries every lever on the wish by itself: adopts those that cost nothing, and combines those
-    that are available, the last `resorts` only if asked."""
+    that are available, the last `resorts` only if asked. `wish` is the table's, or allows more."""
     refusals: list[LeverRefusal] = []
-    base, adopted = _adopt(wish, table, refusals)
+    base, adopted = _adopt(table, refusals)
     combined = [base]
     held_back = []
     for lever in LEVERS:
@@ -57,7 +57,7 @@ def combine_levers(wish: Wish, table: Table, resorts: bool = False) -> Combinati
         if lever.role == "resort" and not resorts and not _is_in_use(lever, base):
             held_back += [lever.name] if wish.changes(lever, base) else []
             continue
-        changed = list(_available_changes(wish, table, base, lever, refusals))
+        changed = list(_available_changes(table, base, lever, refusals))
         is_worse = lever.role == "either" and all(
             table.rate(c) < table.rate(base) and table.least_bytes(c) > table.least_bytes(base)
             for c in changed
@@ -74,15 +74,15 @@ def combine_levers(wish: Wish, table: Table, resorts: bool = False) -> Combinati
     )
 
 
-def _adopt(wish: Wish, table: Table, refusals: list[LeverRefusal]) -> tuple[Choice, list[str]]:
+def _adopt(table: Table, refusals: list[LeverRefusal]) -> tuple[Choice, list[str]]:
     """The wish's sample with every lever that costs nothing, and the names of these levers."""
-    base = wish.sample
+    base = table.wish.sample
     adopted: list[str] = []
     untried = [lever for lever in LEVERS if lever.role in ("adopt", "either")]
     while untried:  # a lever that costs bytes may cost none beside one that is adopted after it
         costly = []
         for lever in untried:
-            better = _free_change(wish, table, base, lever, refusals)
+            better = _free_change(table, base, lever, refusals)
             if better is None:
                 costly.append(lever)
             else:
@@ -97,9 +97,7 @@ def _is_in_use(lever: Lever, choice: Choice) -> bool:
     return any(choice.value(f) != TrainSetting.model_fields[f].default for f in fields)
 
 
-def may_need_resorts(
-    wish: Wish, table: Table, combinations: Combinations, ranking: Ranking
-) -> bool:
+def may_need_resorts(table: Table, combinations: Combinations, ranking: Ranking) -> bool:
     """Whether the resorts that were held back may be better than the best: where that may not fit,
     or where an eager step with all the memory it wants would be faster. A resort moves more data
     than that step does, and does not go with compilation."""
@@ -107,14 +105,14 @@ def may_need_resorts(
         return False
     if ranking.best is None or not table.estimate(ranking.best).fits_surely:
         return True
-    largest = max(micro_batches(wish, combinations.base), key=lambda c: c.setting.batch_size)
+    largest = max(micro_batches(table.wish, combinations.base), key=lambda c: c.setting.batch_size)
     if table.is_on_shapes:  # at once; the largest batch of a model that is recorded is not
         table.settle([largest])
     return table.rate(largest) > table.rate(ranking.best)
 
 
 def _free_change(
-    wish: Wish, table: Table, base: Choice, lever: Lever, refusals: list[LeverRefusal]
+    table: Table, base: Choice, lever: Lever, refusals: list[LeverRefusal]
 ) -> Choice | None:
     """The fastest change of a lever that costs no seconds and at most as many bytes as one of the
     allocator's smallest segments, which anything small may need; a change that saves no seconds
@@ -123,7 +121,7 @@ def _free_change(
     The bytes are those alive at the peak, since it is luck what the allocator's rounding makes of
     another step; of a change of the allocator itself they are the device's."""
     is_allocator = ALLOCATOR in lever.fields
-    if is_allocator and (base.expandable or wish.has_expandable_segments):
+    if is_allocator and (base.expandable or table.wish.has_expandable_segments):
         return None
 
     def num_bytes(choice: Choice) -> int:
@@ -132,7 +130,7 @@ def _free_change(
         return table.least_bytes(choice)
 
     best, best_seconds = base, table.seconds(base)
-    for changed in _available_changes(wish, table, base, lever, refusals):
+    for changed in _available_changes(table, base, lever, refusals):
         seconds = table.seconds(changed)
         if seconds > best_seconds:
             continue
@@ -145,13 +143,13 @@ def _free_change(
 
 
 def _available_changes(
-    wish: Wish, table: Table, choice: Choice, lever: Lever, refusals: list[LeverRefusal]
+    table: Table, choice: Choice, lever: Lever, refusals: list[LeverRefusal]
 ) -> Iterator[Choice]:
     """What `lever` makes of a choice and can be estimated; the others are added to `refusals`."""
     refused: dict[str, list[str]] = {}
-    for updates in wish.changes(lever, choice):
+    for updates in table.wish.changes(lever, choice):
         try:
-            changed = wish.apply(choice, updates)
+            changed = table.wish.apply(choice, updates)
             if not table.has_step(changed):
                 raise UnsupportedError(NO_RECORDING)
             yield changed
