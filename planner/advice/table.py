@@ -240,6 +240,7 @@ class Table:
         setting = self.resolved(choice.setting)
         interpolation = self._interpolation(choice)
         if interpolation is not None:
+            self._interpolated.add(choice)
             combine, choices = interpolation
             if setting.accumulate > FEW_MICRO_BATCHES[-1]:
                 combine = _extrapolate_to(setting.accumulate)
