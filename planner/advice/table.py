@@ -241,12 +241,8 @@ class Table:
         interpolation = self._interpolation(choice)
         if interpolation is not None:
             self._interpolated.add(choice)
-            combine, choices = interpolation
-            if setting.accumulate > FEW_MICRO_BATCHES[-1]:
-                combine = _extrapolate_to(setting.accumulate)
-                choices = tuple(choice.updated({"accumulate": num}) for num in FEW_MICRO_BATCHES)
-            times = [self._time(other) for other in choices]
-            return combined_time(combine, setting, times)
+            times = [self._time(other) for other in interpolation.choices]
+            return combined_time(interpolation.combine, setting, times)
         ledger = self._ledger(setting)
         exchanges = find_exchanges(ledger, setting, self.wish.rated, self.wish.target.link)
         return step_time(ledger, setting, self.rates, exchanges)
@@ -256,6 +252,7 @@ class Table:
 
         The bytes of a step do not depend on the number of its micro-batches, from two on. A step
         of one keeps no gradients beside, and so needs less: its bytes are bounded by those of two.
+        The times of many micro-batches follow from those of few, at the same batch.
         """
         setting, wish = self.resolved(choice.setting), self.wish
         if not self.interpolates or choice in self._settled or self._is_recorded(setting):
@@ -269,15 +266,16 @@ class Table:
         if of_bytes:
             num_micro_batches = min(num_micro_batches, LEDGER_MICRO_BATCHES)
         low, high = self._end_points(choice, num_micro_batches)
-        if choice in (low, high):
+        is_scaled = not self.is_on_shapes and setting.compile != "off"
+        if choice in (low, high) or (low == high and not is_scaled):
             return None
-        if not self.is_on_shapes and setting.compile != "off":
+        if num_micro_batches > FEW_MICRO_BATCHES[-1]:
+            few = tuple(choice.updated({"accumulate": num}) for num in FEW_MICRO_BATCHES)
+            return Interpolation(_extrapolate_to(num_micro_batches), few)
+        if is_scaled:
             eager = {"compile": "off", "activation_memory_budget": 1.0}
-            return Interpolation(
-                _scale_like_compiled, (choice.updated(eager), low.updated(eager), low)
-            )
-        if low == high:
-            return None
+            others = choice.updated(eager), low.updated(eager), low
+            return Interpolation(_scale_like_compiled, others)
         if wish.images_per_device_step is None:
             low, high = self._nearest_points(choice, low, high)
         return Interpolation(on_line(low.setting, high.setting, setting), (low, high))
