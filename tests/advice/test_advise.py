@@ -28,9 +28,7 @@ def advice() -> Advice:
 
 
 def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = main(["advise", *arguments])
-    out, err = capsys.readouterr()
-    return status, out, err
+    return main(["advise", *arguments]), *capsys.readouterr()
 
 
 def wish_for(
@@ -66,8 +64,7 @@ def _text(value: Any) -> str:
 def test_the_recommended_comes_first_and_then_the_fastest(advice: Advice) -> None:
     rates = [way.images_per_second for way in advice.ways[1:]]
     assert rates == sorted(rates, reverse=True)
-    same_images = (way.setting.global_batch == BATCH for way in (*advice.ways, *advice.front))
-    assert all(same_images)
+    assert all(way.setting.global_batch == BATCH for way in (*advice.ways, *advice.front))
     assert advice.recommended == advice.ways[0]
     assert (advice.fastest or advice.recommended).flags == advice.front[0].flags
 
@@ -87,11 +84,10 @@ def test_where_the_wish_may_not_fit_a_batch_that_surely_does_comes_first() -> No
 
 def test_ways_that_share_their_rates_are_told_apart_by_what_differs() -> None:
     """As long on the same bound, so that no rate of the card turns the order; or not."""
-    wish = wish_for("native:swin_tiny")
-    estimates = Table(wish)
+    estimates = Table(wish_for("native:swin_tiny"))
 
     def choice(**changes: Any) -> Choice:
-        return Choice(wish.plain.model_copy(update=changes))
+        return Choice(estimates.wish.plain).updated(changes)
 
     again = choice(checkpointing="blocks")
     assert estimates.is_slower(again, choice())

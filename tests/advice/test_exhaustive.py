@@ -10,12 +10,11 @@ from planner import TrainSetting
 from planner.advice.advising import advise
 from planner.advice.space import combine_levers
 from planner.advice.table import FRONT_END, FRONT_STEP, Table
-from planner.advice.wish import Choice
+from planner.advice.wish import EXPANDABLE, Choice
 from planner.cli import main
 from planner.estimation.estimate import Estimate, estimate
-from planner.memory.allocator_config import parse_allocator_config
 from tests.advice.test_advise import wish_for
-from tests.steps import TINY, TINY_FIELDS
+from tests.steps import TINY
 
 MODEL = "timm:swin_base_patch4_window12_384"
 WISHES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -34,11 +33,10 @@ def every_estimate(
     the allocator's retries, which is not advised."""
     read = wish_for(model, **wish)
     choices = combine_levers(read, Table(read), resorts).choices
-    expandable = parse_allocator_config("expandable_segments:True")
     found = [
         (choice, estimate(
             model, choice.setting, gpu=wish["gpu"], memory_bytes=wish.get("memory_bytes"),
-            allocator=expandable if choice.expandable else None,
+            allocator=EXPANDABLE if choice.expandable else None,
         ))
         for choice in choices
     ]  # fmt: skip
@@ -83,11 +81,11 @@ def best_of(
 ) -> tuple[Choice, Estimate, float]:
     """By its definition: of those not known to be slower than the fastest, one that fits surely,
     then one as near to the wish, then the fastest."""
-    read = wish_for(model, **wish)
-    estimates = Table(read)
+    table = Table(wish_for(model, **wish))
     fastest = max(fitting, key=lambda row: row[2])[0]
-    alike = [row for row in fitting if not estimates.is_slower(row[0], fastest)]
-    return min(alike, key=lambda row: (not row[1].fits_surely, read.distance(row[0]), -row[2]))
+    alike = [row for row in fitting if not table.is_slower(row[0], fastest)]
+    far = table.wish.distance
+    return min(alike, key=lambda row: (not row[1].fits_surely, far(row[0]), -row[2]))
 
 
 def front_of(fitting: list[tuple[Choice, Estimate, float]], budget: int) -> list[tuple[int, float]]:
@@ -115,13 +113,18 @@ def test_the_answer_is_that_of_every_combination(case: str) -> None:
     check(*WISHES[case])
 
 
-SMALL = {**TINY_FIELDS, "library": "native"}
+def test_nothing_is_interpolated_once_the_table_stops() -> None:
+    table = Table(wish_for(TINY))
+    choice = Choice(table.wish.plain).updated({"batch_size": 4, "accumulate": 2})
+    interpolated = table.rate(choice)
+    table.stop_interpolating()
+    assert table.rate(choice) != interpolated
 
 
 def test_the_command_names_the_link_where_several_gpus_have_one() -> None:
-    found = advise(SMALL, gpu="gh200", world_size=2, parallelism="fsdp", link="nvlink-h100")
+    found = advise(TINY, gpu="gh200", world_size=2, parallelism="fsdp", link="nvlink-h100")
     assert "--link nvlink-h100" in (found.recommended or found.plain).command
-    one = advise(SMALL, gpu="a100-sxm-80gb", batch_size=16, link="pcie4")
+    one = advise(TINY, gpu="a100-sxm-80gb", batch_size=16, link="pcie4")
     assert "--link" not in (one.recommended or one.plain).command, "estimate refuses it there"
 
 
