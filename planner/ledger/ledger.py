@@ -156,6 +156,7 @@ class Exchange(NamedTuple):
 
 
 _new_computed = partial(tuple.__new__, Computed)  # Computed(...) takes three times as long
+_FLOPS, _BYTES, _PATH = map(Computed._fields.index, ("flops", "num_bytes", "path"))
 Event = Allocated | Scratch | Freed | CacheFreed | Tagged | PhaseEnded | Computed | Sent | Awaited
 EVENT_KINDS: tuple[type[Event], ...] = get_args(Event)
 
@@ -188,7 +189,7 @@ class BatchEvents(Sequence[Any]):
         """The different operations, in the order of `AffineLedger.work`."""
         _, fixed_columns, byte_slopes, flop_slopes = self.affine.work
         columns = list(fixed_columns)
-        for column, slopes in (3, flop_slopes), (4, byte_slopes):
+        for column, slopes in (_FLOPS, flop_slopes), (_BYTES, byte_slopes):
             pairs = zip(fixed_columns[column], slopes, strict=True)
             columns[column] = [n + self.batch_size * slope for n, slope in pairs]
         return list(map(_new_computed, zip(*columns, strict=True)))
@@ -341,7 +342,7 @@ class Ledger:
             start, end = end, bisect_left(operations, mark)
             phase, step = events[mark]
             by_step.setdefault(step, []).extend([
-                ("optimizer" if events[index][6] == IN_BACKWARD else phase, index)
+                ("optimizer" if events[index][_PATH] == IN_BACKWARD else phase, index)
                 for index in operations[start:end]
             ])  # fmt: skip
         return by_step
@@ -410,8 +411,8 @@ class AffineLedger:
                 operations.append(operation)
         columns = list(map(list, zip(*operations, strict=True)))
         columns = columns or [[] for _ in Computed._fields]
-        columns[4], byte_slopes = self._split_sizes(columns[4])
-        columns[3], flop_slopes = self._split_sizes(columns[3])
+        columns[_BYTES], byte_slopes = self._split_sizes(columns[_BYTES])
+        columns[_FLOPS], flop_slopes = self._split_sizes(columns[_FLOPS])
         return numbers, columns, byte_slopes, flop_slopes
 
     @cached_property
