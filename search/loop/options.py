@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -21,7 +20,7 @@ from planner.core.errors import Fault, refuse_if, shorten
 from planner.core.files import named_path
 from planner.core.schema import SwinConfig, TrainSetting, parse
 from planner.core.schema.setting import SEVERAL, Count, Distribution
-from planner.core.schema.validation import CrossFieldError, Option
+from planner.core.schema.validation import Checked, Option
 from planner.core.units import MAX_SECONDS, parse_percent, parse_seconds
 from planner.estimation.arguments import read_allocator, read_memory, read_setting
 from planner.estimation.predicted import Predicted
@@ -120,14 +119,14 @@ Folder = Annotated[Path, BeforeValidator(lambda value: named_path(value, "output
 Data = Annotated[str, BeforeValidator(lambda value: str(named_path(value, "data")))]
 
 
-class SearchOptions(BaseModel):
+class SearchOptions(Checked):
     """The options of `tune`, beyond the model; the fields are its parameters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     batch_size: Sizes | None = None
     base: Base = TrainSetting()
-    restrict: Axes = {}
+    restrict: Axes = {}  # noqa: RUF012 (pydantic copies it)
     start: Annotated[
         Start | None,
         Option("Probe this first, and search around it: batch_size=32,precision=bf16.",
@@ -204,9 +203,6 @@ class SearchOptions(BaseModel):
     def _spread(self) -> Self:
         """Spreads `base` over the devices that were asked for: under DDP, unless a way was
         named."""
-        faults = [*self._conflicts()]
-        if faults:
-            raise CrossFieldError(faults)
         ways = self.restrict.get("parallelism", ())
         changes: dict[str, Any] = {"parallelism": ways[0]} if ways else {}
         if self.gpus is not None:
@@ -216,7 +212,7 @@ class SearchOptions(BaseModel):
         object.__setattr__(self, "base", self.base.model_copy(update=changes))
         return self
 
-    def _conflicts(self) -> Iterator[Fault]:
+    def _faults(self) -> Iterator[Fault]:
         base, gpus = self.base, self.gpus or 1
         if self.global_batch is not None and base.accumulate != 1:
             message = "accumulate follows from global_batch and the micro-batch: omit one of them"

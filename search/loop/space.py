@@ -3,17 +3,18 @@ with a stable id. They differ in axes, fields of a setting with the values that 
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError
 
 from planner.advice.space import batch_ladder, divisors, spread
 from planner.core.errors import (
+    Fault,
     UnsupportedError,
     UsageError,
     alternatives,
@@ -66,9 +67,8 @@ T = TypeVar("T")
 class _Alone(TrainSetting):
     """A field by itself: faults between fields are found where the setting is whole."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        return self
+    def _faults(self) -> Iterator[Fault]:
+        return iter(())
 
 
 def read_values(field: str, given: object) -> tuple[Value, ...]:

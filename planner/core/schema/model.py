@@ -16,11 +16,10 @@ from pydantic import (
     ConfigDict,
     Field,
     field_validator,
-    model_validator,
 )
 
 from planner.core.errors import Fault
-from planner.core.schema.validation import KEPT, CrossFieldError, Option
+from planner.core.schema.validation import KEPT, Checked, Option
 
 Library = Literal["native", "timm", "microsoft"]
 LIBRARIES: tuple[Library, ...] = get_args(Library)
@@ -69,7 +68,7 @@ Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_one_line)]
 PerStage = Field(max_length=MAX_STAGES)
 
 
-class SwinConfig(BaseModel):
+class SwinConfig(Checked):
     """A Swin Transformer, version 1 or 2. Sizes are in pixels or tokens; rates are probabilities.
 
     `image_size` is (height, width) in pixels (one number means a square). `window_size` is the side
@@ -105,14 +104,7 @@ class SwinConfig(BaseModel):
         tuple[Annotated[int, Field(ge=0, le=MAX_SIZE)], ...], PerStage, BeforeValidator(_split)
     ] = Field(default=(0,), description="version 2: the window of pre-training, one or one a stage")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> SwinConfig:
-        faults = list(self._cross_field_faults())
-        if faults:
-            raise CrossFieldError(faults)
-        return self
-
-    def _cross_field_faults(self) -> Iterator[Fault]:
+    def _faults(self) -> Iterator[Fault]:
         stages = len(self.depths)
         for field in ("num_heads", "window_size", "pretrained_window_size"):
             value = getattr(self, field)

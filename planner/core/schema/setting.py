@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, NewType, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from planner.core.errors import Fault, UnsupportedError, alternatives
 from planner.core.schema.model import MAX_SIZE
-from planner.core.schema.validation import CrossFieldError, Option
+from planner.core.schema.validation import Checked, Option
 
 # How a step is spread over devices. Defaults are PyTorch 2.13's
 # (torch/nn/parallel/distributed.py, torch/distributed/fsdp/_fully_shard/_fully_shard.py) and
@@ -34,7 +34,7 @@ Devices = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 SEVERAL = "Several GPUs"  # a heading of --help
 
 
-class Distribution(BaseModel):
+class Distribution(Checked):
     """How a step is spread over `world_size` devices in all, as many on each of `nodes` machines.
 
     - `parallelism`: ddp copies the model and sums gradients. fsdp shards weights, gradients and the
@@ -75,8 +75,7 @@ class Distribution(BaseModel):
             return self.devices_per_node
         return self.world_size if self.parallelism in ("fsdp", "zero3") else 1
 
-    def distribution_faults(self) -> Iterator[Fault]:
-        """The faults between these fields."""
+    def _faults(self) -> Iterator[Fault]:
         if self.world_size % self.nodes:
             message = (
                 "all nodes have equally many devices, and a world_size of "
@@ -221,20 +220,14 @@ class TrainSetting(Distribution):
             )
         return value
 
-    @model_validator(mode="after")
-    def _consistent(self) -> TrainSetting:
-        faults = [
-            *self.distribution_faults(),
-            *self._compile_faults(),
-            *self._gradient_faults(),
-            *self._zero_faults(),
-        ]
+    def _faults(self) -> Iterator[Fault]:
+        yield from super()._faults()
+        yield from self._compile_faults()
+        yield from self._gradient_faults()
+        yield from self._zero_faults()
         if self.lora_targets != "attention" and not self.lora_rank:
             message = f"lora_targets is {self.lora_targets}, and lora_rank 0 adds no adapters"
-            faults.append(Fault(message, fields=("lora_targets", "lora_rank")))
-        if faults:
-            raise CrossFieldError(faults)
-        return self
+            yield Fault(message, fields=("lora_targets", "lora_rank"))
 
     def _compile_faults(self) -> Iterator[Fault]:
         """Fields of a compiled step in an eager one, and the reverse."""

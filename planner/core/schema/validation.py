@@ -5,9 +5,9 @@ fields of schemas have in common: types of figures, faults between fields, optio
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from planner.core.errors import Fault, UsageError, find_word, nearest, shorten
 
@@ -25,11 +25,25 @@ UNIT = r"^[A-Za-z][A-Za-z0-9 _-]{0,39}$"
 
 
 class CrossFieldError(ValueError):
-    """Raised by a schema's own validator; `parse` lists its faults."""
+    """Raised by a `Checked` schema; `parse` lists its faults."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("; ".join(fault.message for fault in faults))
         self.faults = tuple(faults)
+
+
+class Checked(BaseModel):
+    """A schema with faults between its fields, which are raised together where each field is right
+    by itself."""
+
+    def _faults(self) -> Iterable[Fault]:
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _without_faults(self) -> Self:
+        if faults := tuple(self._faults()):
+            raise CrossFieldError(faults)
+        return self
 
 
 # The option of a field on the command line: declared once, where the field is.
