@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
+import psutil
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
@@ -224,7 +225,8 @@ def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, Besid
         for _ in islice(batches, ahead):
             if time.monotonic() > until:
                 break
-        pids = [os.getpid(), *_workers()]
+        workers = psutil.Process().children(recursive=True)
+        pids = [os.getpid(), *(worker.pid for worker in workers)]
         start, before, busy_before = time.monotonic(), _used(pids), busy_seconds()
         count, fewest = 0, max(2, 2 * setting.workers)
         for count, _ in enumerate(batches, 1):
@@ -279,16 +281,8 @@ def _worker_died(error: RuntimeError) -> PlannerError:
     )
 
 
-def _workers() -> list[int]:
-    import psutil
-
-    return [child.pid for child in psutil.Process().children(recursive=True)]
-
-
 def _used(pids: list[int]) -> tuple[float, int, int]:
     """(processor seconds, bytes read, bytes read from the disk) of these processes so far."""
-    import psutil
-
     cpu, read, missed = 0.0, 0, 0
     for pid in pids:
         with suppress(psutil.Error):  # a worker that has ended

@@ -111,7 +111,12 @@ def predicted_step(model: Model, setting: ResolvedSetting, target: Target) -> Pr
 def check_target(target: str) -> None:
     """Raises UsageError where a target is neither a run nor a model."""
     path = files.named_path(target, "target")
-    refuse_storage(target)
+    refuse_if(  # each tuner that shares one leaves a run of all its probes
+        "://" in target or target.endswith((".db", ".journal", ".log")),
+        "a page draws a run, and not the storage of its study.",
+        "Name the --output of any of its tuners, which has the probes of all; optuna-dashboard "
+        "shows a storage.",
+    )
     if is_run(target) or ":" in target:  # errors of LIBRARY:NAME and factories name what is wrong
         return
     if path.suffix == ".json" and path.is_file():
@@ -190,7 +195,6 @@ def write_page(page: Page, output: str | os.PathLike[str], force: bool = False) 
     return files.write_output(check_page(output, force), page_html(page).encode())
 
 
-STORAGES = (".db", ".journal", ".log")
 MAX_DIFFERENCES = 6
 _WAY_OUT = "Name the --output of a 'planner tune', a file of records, or a MODEL."
 
@@ -218,17 +222,6 @@ def _is_result(path: Path) -> bool:
     except UsageError:
         return False
     return isinstance(data, dict) and "num_probes" in data
-
-
-def refuse_storage(target: str) -> None:
-    """Raises UsageError for the storage of a study: each tuner that shares one leaves a run of all
-    its probes."""
-    refuse_if(
-        "://" in target or target.endswith(STORAGES),
-        "a page draws a run, and not the storage of its study.",
-        "Name the --output of any of its tuners, which has the probes of all; optuna-dashboard "
-        "shows a storage.",
-    )
 
 
 def interval_of(record: MeasurementRecord) -> tuple[float, float] | None:

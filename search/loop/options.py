@@ -159,7 +159,7 @@ class SearchOptions(Checked):
     ] = 600.0  # fmt: skip
     tolerance: Annotated[
         Share,
-        Option("Stop when no probe is expected to raise images/s by more.", "SHARE", SEARCH,
+        Option("Stop when three more probes should raise images/s by less.", "SHARE", SEARCH,
                shown=f"{TOLERANCE:.1%}"),
     ] = TOLERANCE  # fmt: skip
     storage: Annotated[

@@ -159,17 +159,11 @@ def _outcome(record: MeasurementRecord) -> str:
     if record.status != "measured" or record.images_per_second is None:
         reason = record.message.splitlines()[0][:100] if record.message else ""
         return record.status.replace("_", " ") + (f" ({reason})" if reason else "")
-    rate = probe_rate_text(record) + expected_text(record)
+    rate, expected = probe_rate_text(record), record.expected
+    # What was expected before the search had learned from probes tells nothing of it.
+    if expected and expected.basis == "probes" and expected.images_per_second:
+        rate += f" (expected {expected.images_per_second[1]:.4g})"
     return ", ".join(filter(None, (rate, memory_text(record))))
-
-
-def expected_text(record: MeasurementRecord) -> str:
-    """The rate that the search expected once it had learned from probes; else "", since a guess
-    before that tells nothing of the search."""
-    expected = record.expected
-    if expected is None or expected.basis != "probes" or expected.images_per_second is None:
-        return ""
-    return f" (expected {expected.images_per_second[1]:.4g})"
 
 
 ENDINGS = {

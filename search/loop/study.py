@@ -193,18 +193,15 @@ class ProbeStudy:
             for record in records:
                 candidate = self.space.find(record.setting)
                 if candidate is not None and record.probe_id not in probe_ids:
-                    self.optuna_study.add_trial(self._make_trial(candidate, record))
-
-    def _make_trial(self, candidate: Candidate, record: MeasurementRecord) -> FrozenTrial:
-        """A record as the trial that Optuna would have made of its probe."""
-        rate = self._value(record)
-        return create_trial(
-            state=TrialState.PRUNED if rate is None else TrialState.COMPLETE,
-            value=rate,
-            params=self.params.of(candidate),
-            distributions=self.params.distributions,
-            user_attrs={RECORD: _study_copy(record)},
-        )
+                    rate = self._value(record)
+                    trial = create_trial(  # as Optuna would have made it of the probe
+                        state=TrialState.PRUNED if rate is None else TrialState.COMPLETE,
+                        value=rate,
+                        params=self.params.of(candidate),
+                        distributions=self.params.distributions,
+                        user_attrs={RECORD: _study_copy(record)},
+                    )
+                    self.optuna_study.add_trial(trial)
 
     def _value(self, record: MeasurementRecord) -> float | None:
         """The value of a trial: images/s; None where it failed, or took more than the budget."""

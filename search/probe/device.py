@@ -105,7 +105,9 @@ def check_world(device: str, setting: TrainSetting) -> None:
 def describe_device(name: str = "auto") -> DeviceInfo:
     """The device as records describe it. Raises UsageError where it cannot be used here."""
     device = choose_device(name)
-    return _describe_cpu() if device == "cpu" else _describe_cuda(device_index(device))
+    if device == "cpu":
+        return DeviceInfo(kind="cpu", name=cpu_name(), total_bytes=memory_room()[0])
+    return _describe_cuda(device_index(device))
 
 
 @lru_cache(maxsize=8)
@@ -126,15 +128,11 @@ def _describe_cuda(index: int) -> DeviceInfo:
     )
 
 
-@lru_cache(maxsize=1)
-def _describe_cpu() -> DeviceInfo:
-    return DeviceInfo(kind="cpu", name=cpu_name(), total_bytes=_host_memory().total_bytes)
-
-
 def memory_in_use(device: str) -> MemoryInUse | None:
     """The memory in use on `device` ("cpu", "cuda:N"); None where the driver does not say."""
     if device == "cpu":
-        return _host_memory()
+        total, free = memory_room()
+        return MemoryInUse(total, total - free, free)
     handle = driver_device(device)
     memory = handle.memory if handle is not None else None
     return None if memory is None else MemoryInUse(memory.total, memory.used, memory.free)
@@ -276,11 +274,6 @@ def ask_process(arguments: Sequence[str], deadline_seconds: float) -> dict[str, 
     except (subprocess.SubprocessError, ValueError, IndexError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _host_memory() -> MemoryInUse:
-    total, free = memory_room()
-    return MemoryInUse(total, total - free, free)
 
 
 # Beside the caching allocator's segments a process holds so much of a GPU: contexts of 287 to 667

@@ -446,15 +446,10 @@ def probe_environment() -> dict[str, str]:
 
 def compile_threads() -> int:
     """As many compile workers as there are cores and memory for, one at least."""
-    cores = available_cores()
+    cores = math.ceil(read_host().cpus)
     memory = memory_in_use("cpu")
     room = memory.free_bytes // _WORKERS_PART // _WORKER_BYTES if memory is not None else cores
     return max(1, min(_MAX_THREADS, cores, room))
-
-
-def available_cores() -> int:
-    """The cores that this process may run on and whose time it may take."""
-    return math.ceil(read_host().cpus)
 
 
 def rank_threads(num_ranks: int) -> int:
@@ -463,4 +458,4 @@ def rank_threads(num_ranks: int) -> int:
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
         return int(threads)
-    return max(1, available_cores() // num_ranks)
+    return max(1, math.ceil(read_host().cpus) // num_ranks)

@@ -210,7 +210,9 @@ def judge_death(
     if is_allocation_failure(words):
         return "out_of_memory", f"{ended}\n{words}"
     killed = os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signal.SIGKILL
-    if killed and kernel_ran_out(kills_before):
+    kills = count_kernel_kills()
+    # It was the kernel's if that has counted one more, or counts none: nothing else is as likely.
+    if killed and (kills is None or kills_before is None or kills > kills_before):
         return "out_of_memory", "the kernel killed it: the machine is out of memory"
     return "crashed", f"{ended}\n{words}".strip()
 
@@ -221,10 +223,3 @@ def count_kernel_kills() -> int | None:
     lines = text_of(Path("/proc/vmstat")).splitlines()
     counts = [line.split()[1] for line in lines if line.startswith("oom_kill ")]
     return int(counts[0]) if counts else None
-
-
-def kernel_ran_out(kills_before: int | None) -> bool:
-    """Whether a SIGKILL that was not ours was the kernel's, because memory ran out: its count of
-    such kills has risen, or it keeps none, since memory is by far the likeliest reason."""
-    kills = count_kernel_kills()
-    return kills is None or kills_before is None or kills > kills_before

@@ -97,7 +97,7 @@ def tune(
         trials: At most so many probes in the study.
         budget_seconds: Time for probes, those of earlier runs of the study included; None for no
             limit.
-        tolerance: End when no probe is expected to gain more than this share.
+        tolerance: End when three more probes should together gain less than this share.
         storage: An Optuna storage, or a `.journal` file; without one the study is in memory, and
             one tuner at a time goes on from the records in `output`.
         accept_different: Go on with a study of another device or software.

@@ -288,4 +288,4 @@ def test_no_figure_of_a_driver_ends_a_search_or_passes_a_budget(
     space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
     record = record.model_copy(update={"setting": space.candidates[0].setting})
     posterior = told(Posterior(space, generic_prior(space, GPU), ALLOWED), record)
-    assert not math.isnan(float(posterior.predict().log_bytes.sum()))
+    assert not math.isnan(float(posterior.bytes.predict()[0].sum()))

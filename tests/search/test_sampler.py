@@ -216,7 +216,7 @@ def test_each_attention_is_looked_at_eagerly_in_each_precision_that_is_fast() ->
     replay = Replay(invented_table(0.0, {**SMALL, "attention": ("eager", "sdpa")}))
     slow = ("fp32", "sdpa")
     prior = true_prior(replay, share=lambda s: 2.0 if (s.precision, s.attention) == slow else 1.0)
-    looks = LoneSampler(replay, prior).search(600.0, slower_bf16(2.0))[1:5]
+    looks = LoneSampler(replay, prior).search(600.0, slower_bf16(2.2))[1:5]
     assert len({(s.precision, s.attention) for s in looks if s.compile == "off"}) == 4
 
 

@@ -52,8 +52,6 @@ class Prediction:
 
     log_seconds: Array
     log_seconds_sd: Array
-    log_bytes: Array
-    log_bytes_sd: Array
     fits: Array
     runs: Array
     excluded: Mask
@@ -165,8 +163,6 @@ class Posterior:
         return Prediction(
             log_seconds=log_seconds,
             log_seconds_sd=seconds_sd,
-            log_bytes=log_bytes,
-            log_bytes_sd=bytes_sd,
             fits=np.where(self.proven, 1.0, normal_cdf((self.log_budget - log_bytes) / bytes_sd)),
             runs=self.broken_parts.probabilities(),
             excluded=self.excluded,
@@ -210,12 +206,12 @@ class Posterior:
         slower, slower_sd = self.seconds.slowness(self.seconds.usual_cause)
         log_rate = float(self.log_images[index] - predicted.log_seconds[index] - slower[-1])
         seconds_sd = hypot(predicted.log_seconds_sd[index], slower_sd, REPEAT_SD)
-        bytes_sd = hypot(predicted.log_bytes_sd[index], MEMORY_SD)
+        log_bytes, bytes_sd = self.bytes.predict(np.array([index]))
         return Expected(
             phase=phase,
             basis="probes" if self.records else "prior",
             images_per_second=log_normal(log_rate, seconds_sd),
-            used_bytes=log_normal(float(predicted.log_bytes[index]), bytes_sd),
+            used_bytes=log_normal(float(log_bytes[0]), hypot(bytes_sd[0], MEMORY_SD)),
             fits=None if self.budget_bytes is None else round(float(predicted.fits[index]), 4),
         )
 

@@ -2,7 +2,8 @@
 
 The logarithm of measured / prior has one term for the whole scale, one per value of each axis, one
 for what a step costs at any batch, and a nugget. So a probe of one setting corrects all that share
-a factor with it. Of several beliefs in how far the prior may be off, the likeliest one holds.
+a factor with it. Of several beliefs in how far the prior may be off the likeliest one holds, except
+for how much batches ripple: few probes do not tell that, so predictions are a mean over it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from search.loop.space import Space
 RUNG_SHARE, FAMILY_SHARE = 0.45, 0.5
 # Judgements: three times slower than expected is two such deviations, and one card in twelve is so.
 STRANGE_PRECISION, STRANGE_UNLIKELY = 0.5, 2.5
-# How many times as wide as stated the nugget may be, each as likely: a judgement. Where batches
-# ripple so, the search goes on for longer.
+# How many times as wide as stated the nugget may be, each as likely: a judgement. The wider it may
+# still be, the longer the search goes on.
 RIPPLES = (1.0, 2.0, 3.0)
 # How much slower a probe is that heat or other programs slow. Differences of logs, all assumed.
 SLOWED = 0.1  # the mean
@@ -99,15 +100,15 @@ class GaussianProcess:
         self.beliefs, self.prior = _beliefs(scales), np.array([*prior])
         settings = [c.setting for c in space.candidates]
         self.exchanges = np.array([s.num_exchanges for s in settings])
-        self.codes = {a: _codes(getattr(s, a) for s in settings) for a in space.axes}
-        self.arms = _codes(c.arm for c in space.candidates)
-        self.families = _codes(_family(s, space.axes) for s in settings)
-        self.compiled = _codes(s.compile == "off" for s in settings)
-        self.fused = _codes((s.compile == "off", s.attention) for s in settings)
-        self.kernels = _codes((s.precision, s.attention) for s in settings)
-        self.rungs = _codes((s.precision, s.batch_size) for s in settings)
+        self.codes = {a: codes_of(getattr(s, a) for s in settings) for a in space.axes}
+        self.arms = codes_of(c.arm for c in space.candidates)
+        self.families = codes_of(_family(s, space.axes) for s in settings)
+        self.compiled = codes_of(s.compile == "off" for s in settings)
+        self.fused = codes_of((s.compile == "off", s.attention) for s in settings)
+        self.kernels = codes_of((s.precision, s.attention) for s in settings)
+        self.rungs = codes_of((s.precision, s.batch_size) for s in settings)
         batches = np.array([float(s.batch_size) for s in settings])
-        self.cells = _codes(zip(self.families.tolist(), batches.tolist(), strict=True))
+        self.cells = codes_of(zip(self.families.tolist(), batches.tolist(), strict=True))
         # How much a fixed cost weighs: 1 at batch 1, nothing at large ones.
         self.fixed_share = np.log1p(KNEE / batches) / np.log1p(KNEE)
         self.indices: list[int] = []
@@ -126,14 +127,31 @@ class GaussianProcess:
         self.slowed.append(slowed)
 
     def predict(self, subset: Indices | None = None) -> tuple[Array, Array]:
-        """(mean, standard deviation) of the log of each candidate in `subset` (all of them)."""
+        """(mean, standard deviation) of the log of each candidate in `subset` (all of them), over
+        all that batches may ripple."""
         subset = np.arange(len(self.arms)) if subset is None else subset
-        belief = self._likeliest_belief()
+        beliefs, shares = self._probable_ripples()
+        moments = [self._moments(subset, belief) for belief in beliefs]
+        means, variances = (np.array(each) for each in zip(*moments, strict=True))
+        mean = shares @ means
+        variance = shares @ (variances + (means - mean) ** 2)
+        return mean, np.sqrt(np.maximum(variance, 1e-10))
+
+    def _moments(self, subset: Indices, belief: Belief) -> tuple[Array, Array]:
+        """(mean, variance) under one belief."""
         cross = self._kernel(subset[:, None], self._probed(), belief)
         weights = np.linalg.solve(self._covariance(belief), cross.T)
         mean = self._log_prior(subset, belief) + weights.T @ self._residuals(belief)
-        variance = self._kernel(subset, subset, belief) - (cross * weights.T).sum(axis=1)
-        return mean, np.sqrt(np.maximum(variance, 1e-10))
+        return mean, self._kernel(subset, subset, belief) - (cross * weights.T).sum(axis=1)
+
+    def _probable_ripples(self) -> tuple[list[Belief], Array]:
+        """The likeliest belief and those that differ from it only in how much batches ripple, with
+        the probability of each."""
+        best = self._likeliest_belief()
+        usual = best.delay, best.scales.axes
+        alike = [b for b in self.beliefs if (b.delay, b.scales.axes) == usual]
+        shares = np.exp([self._log_evidence(b) - self._log_evidence(best) for b in alike])
+        return alike, shares / shares.sum()
 
     def slowness(self, following: str) -> tuple[Array, float]:
         """The log by which each probe was slower than the device usually is, and last by which a
@@ -212,7 +230,7 @@ def _family(setting: TrainSetting, axes: Iterable[str]) -> tuple[Hashable, ...]:
     return (*values, setting.optimizer_family)
 
 
-def _codes(values: Iterable[Hashable]) -> Indices:
+def codes_of(values: Iterable[Hashable]) -> Indices:
     """A number for each value, the same for equal ones."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(v, len(numbers)) for v in values], dtype=np.intp)

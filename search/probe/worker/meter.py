@@ -132,7 +132,10 @@ class CpuMeter(Meter):
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
-        release_free_memory()
+        gc.collect()  # growth is counted from memory in use: what is free goes to the system
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
+        if trim is not None:
+            trim(0)
         self.base = read_resident()
         self.limits = resource.getrlimit(resource.RLIMIT_DATA)  # soft, hard
         self.peak_was_reset: bool | None = None  # None: nobody has tried yet
@@ -405,11 +408,3 @@ def reset_peak() -> bool:
     except OSError:
         return False
     return True
-
-
-def release_free_memory() -> None:
-    """Returns free memory to the system, so that growth is counted from memory in use."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
-    if trim is not None:
-        trim(0)

@@ -50,11 +50,6 @@ class MemoryReading:
         short_bytes = max(_SHORT_BYTES, self.total_bytes // _SHORT_PARTS)
         return self.num_failed > 0 or self.free_bytes < short_bytes
 
-    @property
-    def is_ample(self) -> bool:
-        """Whether there was room even for a library that loads all of its kernels."""
-        return self.num_failed == 0 and self.free_bytes >= _LIBRARY_BYTES
-
     def __str__(self) -> str:
         free = f"{format_bytes(self.free_bytes)} of {format_bytes(self.total_bytes)} free"
         return f"{free}, {self.num_failed} allocations failed" if self.num_failed else free
@@ -104,13 +99,14 @@ def classify(error: BaseException, memory: MemoryReading | None = None) -> tuple
 
 def _is_out_of_memory(error: BaseException, memory: MemoryReading | None) -> bool:
     """Whether one error of a chain is an out-of-memory, by its type or by its text. An ambiguous
-    text counts only if memory was not ample."""
+    text counts only where a library that loads all of its kernels may have had no room."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if not isinstance(error, RuntimeError) or not is_allocation_failure(str(error)):
         return False
-    had_room = memory is not None and memory.is_ample
-    return not (had_room and is_ambiguous(str(error)))
+    if memory is None or memory.num_failed or memory.free_bytes < _LIBRARY_BYTES:
+        return True
+    return not is_ambiguous(str(error))
 
 
 def error_chain(error: BaseException) -> Iterator[BaseException]:
