@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -309,7 +308,7 @@ def test_the_cache_is_listed_and_cleared(cache: Path) -> None:
 
 
 @pytest.fixture
-def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FactoryModel]:
+def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FactoryModel:
     """`pack/models.py` of the user's, which imports `pack/blocks.py` and a package."""
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__init__.py").write_text("raise ImportError('a key imports nothing')\n")
@@ -319,13 +318,11 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Factory
         "import os, numpy\nfrom pack.blocks import Block\n\n\ndef build(): ...\n"
     )
     monkeypatch.chdir(tmp_path)
-    yield FactoryModel(factory="pack.models:build")
-    ledger_cache._version.cache_clear()  # those that a test pretended
+    return FactoryModel(factory="pack.models:build")
 
 
 def key_of(model: FactoryModel, **setting: object) -> ledger_cache.Key:
     ledger_cache._read_sources.cache_clear()
-    ledger_cache._version.cache_clear()
     key = ledger_cache.ledger_key(model, TrainSetting(**setting), 0)  # type: ignore[arg-type]
     assert key is not None
     return key
@@ -351,7 +348,7 @@ def test_an_edit_of_a_source_and_another_version_of_a_package_is_another_key(
         with Path("pack", f"{file}.py").open("a") as source:
             source.write("# edited\n")
         assert before != key_of(factory), file
-    monkeypatch.setattr(ledger_cache, "version", lambda name: f"{name} 99")
+    monkeypatch.setattr(ledger_cache, "installed_version", lambda name: f"{name} 99")
     other = key_of(factory)
     assert key["versions"]["numpy"] != other["versions"]["numpy"] == "numpy 99"
     missing = FactoryModel(factory="nowhere_at_all:build")

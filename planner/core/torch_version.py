@@ -15,10 +15,10 @@ OLDEST_TRIED, NEWEST_TRIED = (2, 9), (2, 15)
 
 
 @cache
-def installed_torch() -> str:
-    """The version of the installed torch; "" where there is none."""
+def installed_version(package: str) -> str:
+    """The version of an installed package; "" where there is none."""
     try:
-        return metadata.version("torch")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
 
@@ -45,7 +45,7 @@ def as_of(version: str) -> Iterator[None]:
 
 @cache
 def _installed_release() -> tuple[int, int] | None:
-    return _release(installed_torch())
+    return _release(installed_version("torch"))
 
 
 def why_untried(version: str) -> str | None:

@@ -10,7 +10,7 @@ from planner.core.errors import refuse_faults
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.model import FactoryModel, unit_of
 from planner.core.schema.setting import OWN_OPTIMIZER
-from planner.core.torch_version import installed_torch, why_untried
+from planner.core.torch_version import installed_version, why_untried
 from planner.core.units import format_bytes
 from planner.estimation.arguments import (
     NO_TARGET,
@@ -310,7 +310,7 @@ def estimate_ledger(
 
 
 def _torch_notes(gpu: Gpu | None) -> Iterator[str]:
-    if reason := why_untried(installed_torch()):
+    if reason := why_untried(installed_version("torch")):
         yield f"torch allocates as it did before: {reason}"
     if gpu is not None and (reason := lacking_kernels(gpu.capability)):
         yield f"a torch that runs on this card: {reason}"

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ import planner
 from planner.core.errors import ContractError, PlannerError, UnsupportedError, UsageError
 from planner.core.files import cache_directory, write_whole
 from planner.core.schema import FactoryModel, Model, TrainSetting
+from planner.core.torch_version import installed_version
 from planner.core.units import MIB
 from planner.ledger.ledger import EVENT_KINDS, WORKSPACE_VARIABLE, Event, Ledger
 
@@ -262,7 +262,7 @@ def name_key(fields: Key) -> Key:
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:
     """The versions of planner, of Python and of the installed ones among `packages`."""
-    installed = {name: _version(name) for name in sorted(packages)}
+    installed = {name: installed_version(name) for name in sorted(filter(None, packages))}
     return {
         "planner": f"{planner.__version__} ({source_digest()})",
         "python": ".".join(map(str, sys.version_info[:2])),
@@ -366,14 +366,6 @@ def _imported_names(source: bytes, package: str) -> Iterator[str]:
             if base:
                 yield base
                 yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-@cache
-def _version(package: str) -> str:
-    try:
-        return version(package) if package else ""
-    except PackageNotFoundError:
-        return ""
 
 
 @cache

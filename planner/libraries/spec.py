@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from planner.core.errors import Fault, PlannerError, UnsupportedError, alternatives, refuse_faults
 from planner.core.schema import Library, ResolvedSetting, SwinConfig, TrainSetting
+from planner.core.torch_version import installed_version
 from planner.libraries.limits import block_faults, swin_faults
 from planner.libraries.maps import Trainable
 
@@ -85,8 +86,9 @@ def drift_notes(library: str, swin_version: int, folder: Path | None) -> tuple[s
     if not differing:
         return ()
     source, verb = transcribed["source"], "differs" if len(differing) == 1 else "differ"
+    found = installed_version(library) or "another version"  # of a checkout, or on PYTHONPATH
     return (
-        f"transcribed from {source} {transcribed['version']}; {_installed_version(library)} is "
+        f"transcribed from {source} {transcribed['version']}; {found} is "
         f"installed and its {', '.join(differing)} {verb}: check with --record",
     )
 
@@ -116,15 +118,6 @@ def _digest(file: Path) -> str | None:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
         return None
-
-
-def _installed_version(library: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version  # takes longer than the hashes
-
-    try:
-        return version(library)
-    except PackageNotFoundError:  # a checkout, or a folder on PYTHONPATH
-        return "another version"
 
 
 Attention = Literal["eager", "sdpa"]

@@ -8,9 +8,8 @@ is.
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pynvml
@@ -18,6 +17,7 @@ import pynvml
 from planner import __version__
 from planner.core.errors import UsageError
 from planner.core.files import MAX_RESULT_BYTES, parse_json, read_text
+from planner.core.torch_version import installed_version
 from planner.machine import nvml, torch_build
 from planner.machine.hardware.gpu import DetectedGpu, recognise_gpu, visible_gpus
 from planner.machine.host import ROOT, Host, read_host, text_of
@@ -158,21 +158,13 @@ def read_facts(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> Fa
             "platform": sys.platform, "description": platform.platform(),
             "python": platform.python_version(), "planner": __version__,
         },
-        versions=dict(_installed()),
+        versions={name: found for name in PACKAGES if (found := installed_version(name))},
         variables={
             name: environ[name]
             for name in sorted(environ)
             if name in VARIABLES or name.startswith(_PREFIX)
         },
     )  # fmt: skip
-
-
-def _installed() -> Iterator[tuple[str, str]]:
-    for package in PACKAGES:
-        try:
-            yield package, version(package)
-        except PackageNotFoundError:
-            continue
 
 
 def read_cards() -> tuple[Card, ...]:

@@ -10,13 +10,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from planner.core.torch_version import installed_torch
+from planner.core.torch_version import installed_version
 from planner.machine.asking import NO_ANSWER
 
 # The order of GPUs that nvidia-smi and the driver's library have; CUDA's own is by speed.
@@ -246,8 +246,9 @@ def fitting_build(
     """The build to install that fits the driver and the card: of `torch_version` if it has one,
     else of the newest release that has one."""
     release = parse_version(torch_version)[:2]
+    builds = [Build(known, cuda) for known, builds in _BUILDS.items() for cuda in builds]
     # In order: this release, then the newest of the others.
-    for build in sorted(_all_builds(), key=lambda build: build.release != release):
+    for build in sorted(builds, key=lambda build: build.release != release):
         arch_list = _BUILDS[build.release][build.cuda]
         if driver_runs(driver, build.cuda, windows) is False:
             continue
@@ -259,7 +260,7 @@ def fitting_build(
 def lacking_kernels(capability: tuple[int, int] | None) -> str | None:
     """What to say where the torch installed here has no kernels for a card; None where it has, or
     is of no CUDA or none that the table knows. Imports no torch."""
-    version, cuda = installed_torch(), installed_build() or ""
+    version, cuda = installed_version("torch"), installed_build() or ""
     known = {version_text(release): builds for release, builds in _BUILDS.items()}
     arch_list = known.get(version_text(parse_version(version)[:2]), {}).get(cuda)
     if capability is None or arch_list is None or has_code_for(capability, arch_list):
@@ -284,9 +285,3 @@ def installed_build() -> str | None:
         if told := re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE):
             return prefix + told[1]
     return "cpu"
-
-
-def _all_builds() -> Iterator[Build]:
-    for release, builds in _BUILDS.items():
-        for cuda in builds:
-            yield Build(release, cuda)

@@ -7,7 +7,6 @@ bytes; the growth of the whole device's use includes other processes; and with p
 process may hold more than the device has.
 """
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -22,6 +21,7 @@ from typing import Any
 from planner import __version__
 from planner.core.errors import UsageError
 from planner.core.schema import DeviceInfo, TrainSetting
+from planner.core.torch_version import installed_version
 from planner.core.units import GIB, MIB
 from planner.machine import nvml, torch_build
 from planner.machine.emulated import is_emulated
@@ -186,11 +186,7 @@ def _releases() -> Mapping[str, str]:
     """The versions of python, the planner and packages; and of CUDA, cuDNN and NCCL, from torch,
     which decides what it loads."""
     releases = {"python": platform.python_version(), "planner": __version__}
-    for package in _PACKAGES:
-        try:
-            releases[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    releases |= {name: found for name in _PACKAGES if (found := installed_version(name))}
     if torch_build.installed_build() not in (None, "cpu"):
         releases["cuda"] = str(torch_build.installed_build())
         releases |= torch_build.ask_torch(worker_environment(), ()).libraries

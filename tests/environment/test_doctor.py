@@ -204,7 +204,7 @@ def test_a_card_without_kernels_in_the_installed_torch_is_told(
     monkeypatch: pytest.MonkeyPatch, cuda: str, card: tuple[int, int] | None, said: str | None
 ) -> None:
     assert torch_build.installed_build() == (torch.version.cuda or "cpu")
-    monkeypatch.setattr(torch_build, "installed_torch", lambda: "2.14.1")
+    monkeypatch.setattr(torch_build, "installed_version", lambda package: "2.14.1")
     monkeypatch.setattr(torch_build, "installed_build", lambda: cuda)
     found = lacking_kernels(card)
     assert found is said is None or (said is not None and said in str(found))

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from planner.core.errors import PlannerError, UnsupportedError, UsageError, shorten
+from planner.core.torch_version import installed_version
 from planner.core.units import MIB
 from planner.machine.emulated.building import NVML_FOLDER, PARTS, architectures, built_libraries
 from planner.machine.hardware import Gpu, find_gpu
@@ -135,7 +135,7 @@ def _stand_in(name: str, capability: tuple[int, int]) -> dict[str, object]:
     numbers = re.findall(r"sm_(\d+)(\d)", " ".join(architectures()))
     compiled = sorted((int(major), int(minor)) for major, minor in numbers)
     other = next((c for c in compiled if c > capability), compiled[-1])
-    build = fitting_build("", capability, version("torch"))
+    build = fitting_build("", capability, installed_version("torch"))
     needs = "an older torch"
     if build is not None:
         package = f'"torch=={version_text(build.release)}.*" --index-url {INDEX}/{build.tag}'
