@@ -19,7 +19,6 @@ LEAST_SAVING = 0.01  # of the bytes, of a change that saves no time: a judgement
 MAX_BATCH = 4096  # a Swin's step is long saturated
 PLAINLY_COMBINED = ("none", "blocks")  # checkpointings that go with every other lever
 _COMBINED = {"checkpointing", "compile", "compile_scope", "batch_size", "accumulate"}
-_FAMILY = {"pure bf16": "precision", "fp8": "precision"}
 
 
 @dataclass(frozen=True)
@@ -174,11 +173,11 @@ def _possible_changes(wish: Wish, choice: Choice, lever: Lever) -> Iterator[Choi
 def _is_looked_at(setting: TrainSetting, base: TrainSetting) -> bool:
     """Whether a combination is looked at. Checkpointing, compilation and the micro-batch are
     combined freely; of the other levers one at a time, beside no checkpointing or that of all
-    blocks."""
+    blocks. Levers of one field count as one."""
     changed = setting.differences(base).keys() - _COMBINED
-    names = {lever.name for lever in LEVERS if changed & set(lever.fields)} - {"fused optimizer"}
-    families = {_FAMILY.get(name, name) for name in names}
-    return not families or (len(families) == 1 and setting.checkpointing in PLAINLY_COMBINED)
+    first_levers = {next(lever for lever in LEVERS if field in lever.fields) for field in changed}
+    is_plain = len(first_levers) == 1 and setting.checkpointing in PLAINLY_COMBINED
+    return not changed or is_plain
 
 
 def micro_batches(wish: Wish, choice: Choice) -> Iterator[Choice]:

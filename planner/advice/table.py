@@ -36,6 +36,7 @@ from planner.throughput.timeline import find_exchanges
 SMALLEST_BATCH = 8  # estimated where the batch is free, beside SAMPLE_BATCH
 # The numbers of micro-batches that are priced; the times of more are extrapolated from these.
 FEW_MICRO_BATCHES = LEDGER_MICRO_BATCHES, LEDGER_MICRO_BATCHES + 1
+BUDGET_UNKNOWN = "what it saves is known only of a recorded step: 'planner estimate --record'"
 MAX_COMPILED = 4  # steps that are compiled for one answer, each some minutes
 MAX_SECONDS = 900.0  # for all of them
 MAX_RANKINGS, MAX_RECORDED_RANKINGS = 20, 4  # of a table; what is recorded takes time
@@ -98,6 +99,8 @@ class Table:
         for one that cannot be estimated at all."""
         setting = self.resolved(choice.setting)
         if self.is_on_shapes:
+            if setting.activation_memory_budget < self.wish.plain.activation_memory_budget:
+                raise UnsupportedError(BUDGET_UNKNOWN)
             return is_on_shapes(self.wish.model, setting)
         if setting.compile == "off":
             interpolation = self._interpolation(choice, of_bytes=True)
