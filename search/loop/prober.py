@@ -83,10 +83,10 @@ class DeviceProber:
     def _timing(self, pick: Pick, deadline_seconds: float) -> dict[str, float]:
         """Limits of timing: longer for a setting that is probed once more on a GPU, whose clocks
         drift; shorter for the first probe of a short budget, which leaves time for others."""
-        if pick.phase == "calibrate":
+        if pick.stage == "calibrate":
             usual = ProbeRequest.model_fields["max_measure_seconds"].default
             return {"max_measure_seconds": min(usual, FIRST_MEASURE_SHARE * deadline_seconds)}
-        if pick.phase == "finalists" and self.device != "cpu":
+        if pick.stage == "finalists" and self.device != "cpu":
             return {"min_measure_seconds": FINALIST_SECONDS}
         return {}
 
@@ -103,9 +103,10 @@ class DeviceProber:
 class Progress:
     """An event of a search. Its `kind` is note, start, step or end.
 
-    `phase` is the search's, at a step the worker's. `probe` counts from 1, of `num_probes` (None:
-    no limit). A start has the `deadline_seconds` after which the probe is given up, a step the
-    `num_steps` that took `step_seconds` each, an end the `record`. `best` is the best so far."""
+    `phase` is the search's stage, at a step the worker's phase. `probe` counts from 1, of
+    `num_probes` (None: no limit). A start has the `deadline_seconds` after which the probe is given
+    up, a step the `num_steps` that took `step_seconds` each, an end the `record`. `best` is the
+    best so far."""
 
     kind: str
     text: str = ""

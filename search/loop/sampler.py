@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial
 
 from planner.core.schema.setting import COMPILE_MODES
 from planner.core.units import format_seconds
-from search.loop.space import TOLERANCE, Phase, Pick, Space
+from search.loop.space import TOLERANCE, Pick, SearchStage, Space
 from search.loop.study import SpaceParams
 from search.loop.surrogate.posterior import Posterior, Prediction, needs_nothing_special
 from search.loop.surrogate.prior import compilation_of
@@ -351,13 +351,13 @@ class PlannerSampler(BaseSampler):
         }
 
     def _make_choice(
-        self, index: int, predicted: Prediction, phase: Phase, best_rate: float | None = None
+        self, index: int, predicted: Prediction, stage: SearchStage, best_rate: float | None = None
     ) -> Pick:
         candidate = self.space.candidates[index]
-        if index in self.posterior.records and phase == "search":  # it was disturbed
-            phase = "finalists"
+        if index in self.posterior.records and stage == "search":  # it was disturbed
+            stage = "finalists"
         give_up = best_rate * GIVE_UP_SHARE if best_rate else None
-        return Pick(candidate, phase, float(np.exp(predicted.log_rate[index])), give_up)
+        return Pick(candidate, stage, float(np.exp(predicted.log_rate[index])), give_up)
 
 
 def _axis_values(space: Space, axis: str) -> Values:

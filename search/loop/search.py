@@ -227,7 +227,7 @@ class Search:
         if not self.study.begin(trial, deadline, self.limits.trials):
             raise TakenError("another tuner was first")
         probe_id = uuid.uuid4().hex
-        expected = self.sampler.posterior.expected(suggested, pick.phase)
+        expected = self.sampler.posterior.expected(suggested, pick.stage)
 
         def stamp(record: MeasurementRecord) -> MeasurementRecord:
             update = {"probe_id": probe_id, "expected": expected}
@@ -287,7 +287,7 @@ class Search:
         self.on_progress(
             Progress(
                 kind=kind,
-                phase=pick.phase,
+                phase=pick.stage,
                 candidate=pick.candidate,
                 probe=len(self.records) + (kind == "start"),
                 num_probes=self.limits.trials,

@@ -218,15 +218,15 @@ class Candidate:
 
 
 # "finalists": a disturbed setting, once more.
-Phase = Literal["calibrate", "search", "finalists", "baseline"]
+SearchStage = Literal["calibrate", "search", "finalists", "baseline"]
 
 
 @dataclass(frozen=True)
 class Pick:
-    """A candidate to probe, the phase of the search, and the rate below which it cannot win."""
+    """A candidate to probe, the stage of the search, and the rate below which it cannot win."""
 
     candidate: Candidate
-    phase: Phase = "search"
+    stage: SearchStage = "search"
     expected_rate: float | None = None
     give_up_images_per_second: float | None = None
 

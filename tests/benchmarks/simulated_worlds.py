@@ -179,14 +179,14 @@ class Ended:
 
 def search_device(device: Device, budget_seconds: float = math.inf) -> Ended:
     """One whole search of a device."""
-    pair, phases = device.pair, list[str]()
+    pair, stages = device.pair, list[str]()
     budget = budget_seconds if budget_seconds < math.inf else None
     trials = None if budget else MAX_PROBES
     limits = Limits(trials, budget, clock=lambda: 0.0)
     probe = ReplayProber(SimulatedProber(device), limits)
 
     def counted(pick: Pick, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        phases.append(pick.phase)
+        stages.append(pick.stage)
         return probe(pick, probe_id, deadline_seconds)
 
     options = SearchOptions(trials=trials, budget_seconds=budget)
@@ -202,7 +202,7 @@ def search_device(device: Device, budget_seconds: float = math.inf) -> Ended:
     chosen = 0.0 if index is None else rates[index]
     losses = 1 - chosen / rates.max(), regret_of_knowing(device, budget_seconds)
     regret, knowing = (round(100 * float(loss), 3) for loss in losses)
-    num_probes = len(phases) - phases.count("baseline")
+    num_probes = len(stages) - stages.count("baseline")
     return Ended(regret, knowing, found.setting is None, num_probes)
 
 

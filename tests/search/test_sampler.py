@@ -98,7 +98,7 @@ def test_the_first_probe_is_safe_and_leaves_time_for_others() -> None:
     replay = Replay(TABLE)
     prior = true_prior(replay)
     pick = LoneSampler(replay, prior).choose_within()
-    assert pick.phase == "calibrate"
+    assert pick.stage == "calibrate"
     index = replay.space.index(pick.candidate.setting)
     assert prior.guesses[index].num_bytes < 0.95 * BUDGET
     assert pick.candidate.setting.compile == "default", "which takes 45 s"

@@ -197,7 +197,7 @@ class Posterior:
         rates = [(i, c.rate) for i, c in self.contenders().items()]
         return max(rates, key=lambda entry: entry[1], default=None)
 
-    def expected(self, candidate: Candidate, phase: str) -> Expected | None:
+    def expected(self, candidate: Candidate, stage: str) -> Expected | None:
         """What is expected of a probe of `candidate` now; None for a setting outside the space."""
         index = self.space.index(candidate.setting)
         if index is None:
@@ -208,7 +208,7 @@ class Posterior:
         seconds_sd = hypot(predicted.log_seconds_sd[index], slower_sd, REPEAT_SD)
         log_bytes, bytes_sd = self.bytes.predict(np.array([index]))
         return Expected(
-            phase=phase,
+            phase=stage,
             basis="probes" if self.records else "prior",
             images_per_second=log_normal(log_rate, seconds_sd),
             used_bytes=log_normal(float(log_bytes[0]), hypot(bytes_sd[0], MEMORY_SD)),
