@@ -2,10 +2,8 @@
 prints."""
 
 import errno
-import io
 import json
 import os
-import pickle
 import stat
 import sys
 from collections import Counter
@@ -14,14 +12,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from planner.core.errors import (
-    MAX_SHOWN,
-    PlannerError,
-    UsageError,
-    alternatives,
-    printable,
-    shorten,
-)
+from planner.core.errors import PlannerError, UsageError, alternatives, printable, shorten
 from planner.core.units import MIB, format_bytes
 
 # What lies in the --output of `planner tune`.
@@ -122,7 +113,8 @@ def parse_json(text: str, source: str) -> Any:
         way_out = "Mend it there, or write it anew; 'python -m json.tool FILE' shows the place."
         raise UsageError(f"{source} is not whole JSON ({reason}).", way_out) from None
     except (RecursionError, ValueError) as error:  # a key twice, a number of thousands of digits
-        raise UsageError(f"{source} cannot be read: {_reason(error)}.") from None
+        way_out = "Mend it, or write it anew."
+        raise UsageError(f"{source} cannot be read: {_reason(error)}.", way_out) from None
 
 
 def to_json(value: Any) -> Any:
@@ -162,15 +154,16 @@ def parse_yaml(text: str, source: str) -> Any:
                 raise ValueError(f"{twin[:80]!r} is there twice (from line {line} on)")
             return super().construct_mapping(node, deep)
 
+    way_out = "Mend it there, or write it anew."
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""
         reason = getattr(error, "problem", None) or "it cannot be parsed"
-        raise UsageError(f"{source} is not YAML: {reason}{where}.") from None
+        raise UsageError(f"{source} is not YAML: {reason}{where}.", way_out) from None
     except (RecursionError, ValueError) as error:  # a date that is none, a number of many digits
-        raise UsageError(f"{source} cannot be read: {_reason(error)}.") from None
+        raise UsageError(f"{source} cannot be read: {_reason(error)}.", way_out) from None
 
 
 def check_output(path: str | os.PathLike[str], what: str, endings: Sequence[str]) -> Path:
@@ -272,50 +265,3 @@ def _reason(error: Exception) -> str:
     if "integer string conversion" in str(error):
         return "a number in it has thousands of digits"
     return getattr(error, "strerror", None) or str(error)
-
-
-# A snapshot of torch's caching allocator.
-
-SNAPSHOT_ENDINGS = (".pickle", ".pkl")
-MAX_SNAPSHOT_BYTES = 4096 * MIB  # unpacked
-
-
-def read_pickle(file: IO[bytes], name: str) -> dict[str, Any]:
-    """Reads a snapshot that was dumped as `name`. Only plain values are let in, so that a pickle
-    from anywhere runs no code. Raises PlannerError and OSError."""
-    data = _read_whole(file, name)
-    try:
-        snapshot = _PlainUnpickler(data).load()
-    except Exception as error:  # of damaged ones pickle's manual names no complete list
-        raise unreadable(name, f"{type(error).__name__}: {error}"[:MAX_SHOWN]) from None
-    if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
-        raise PlannerError(
-            f"{name} holds no memory snapshot.",
-            "Write one with torch.cuda.memory._dump_snapshot(path).",
-        )
-    return snapshot
-
-
-def _read_whole(file: IO[bytes], name: str) -> io.BytesIO:
-    data = io.BytesIO()
-    while part := file.read(MIB):
-        if data.tell() + len(part) > MAX_SNAPSHOT_BYTES:
-            raise PlannerError(
-                f"{name} is larger than {format_bytes(MAX_SNAPSHOT_BYTES)}.",
-                "Record a shorter history: max_entries of _record_memory_history().",
-            )
-        data.write(part)
-    data.seek(0)
-    return data
-
-
-def unreadable(name: str, reason: object) -> PlannerError:
-    return PlannerError(
-        f"{name} cannot be read as a memory snapshot: {reason}",
-        "Write one with torch.cuda.memory._dump_snapshot(path).",
-    )
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")

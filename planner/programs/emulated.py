@@ -8,7 +8,7 @@ from pathlib import Path
 from shutil import copyfileobj
 from typing import Any
 
-from planner.core.files import opened_whole, read_pickle
+from planner.core.files import opened_whole
 from planner.core.units import format_bytes
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 from planner.programs import inside, snapshots
@@ -333,7 +333,7 @@ def _snapshot(path: Path, moment: str) -> dict[str, Any]:
     """The snapshot that the process of a record wrote at a moment."""
     file = path.with_name(f"{path.stem}-{moment}{inside.SNAPSHOT}")
     with opened_whole(file) as snapshot:
-        return read_pickle(snapshot, file.name)
+        return snapshots.read_pickle(snapshot, file.name)
 
 
 def _process(path: Path, record: dict[str, Any]) -> EmulatedProcess:

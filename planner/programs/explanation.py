@@ -22,11 +22,11 @@ from pydantic import TypeAdapter
 
 from planner.core import failures
 from planner.core.errors import PlannerError, UsageError, refuse_if
-from planner.core.files import STANDARD_INPUT, named_path, opened_whole, read_pickle
+from planner.core.files import STANDARD_INPUT, named_path, opened_whole
 from planner.core.schema import TrainSetting
 from planner.core.schema.record import noteworthy_bytes
 from planner.core.units import MAX_MEMORY_BYTES, MIB
-from planner.programs.snapshots import NO_STACK, SnapshotReading, read_snapshot
+from planner.programs.snapshots import NO_STACK, SnapshotReading, read_pickle, read_snapshot
 
 if TYPE_CHECKING:
     from planner.advice.advising import Advice

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from planner.core.errors import PlannerError, UsageError, shorten
-from planner.core.files import SNAPSHOT_ENDINGS, check_output
+from planner.core.files import check_output
 from planner.estimation.arguments import read_memory
 from planner.estimation.device_estimator import find_crossing
 from planner.machine import supervisor
@@ -25,7 +25,7 @@ from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, sta
 from planner.machine.emulated.machine import EMULATED_GPU
 from planner.programs import emulated, inside
 from planner.programs.emulated import EmulatedRun
-from planner.programs.snapshots import EMULATING
+from planner.programs.snapshots import EMULATING, SNAPSHOT_ENDINGS
 
 Hear = Callable[[int, int], None]
 INTERRUPTED = 130  # the exit status of an interrupted program

@@ -1,16 +1,20 @@
-"""What a snapshot of torch's caching allocator says: what is alive, who asked for it, what is free
-and why a request failed."""
+"""A snapshot of torch's caching allocator: its pickle read safely, and what it says: what is alive,
+who asked for it, what is free and why a request failed."""
 
+import io
+import pickle
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
+from planner.core.errors import MAX_SHOWN, PlannerError
 from planner.core.failures import TEXTS
-from planner.core.files import unreadable
-from planner.core.units import MAX_MEMORY_BYTES
+from planner.core.units import MAX_MEMORY_BYTES, MIB, format_bytes
 
+SNAPSHOT_ENDINGS = (".pickle", ".pkl")
+MAX_SNAPSHOT_BYTES = 4096 * MIB  # unpacked
 Entry = Mapping[str, Any]
 Frame = tuple[str, Any, str]  # file, line and function, as Python has them
 NO_STACK = "no stack recorded"
@@ -46,6 +50,47 @@ class SnapshotReading:
     figures: dict[str, int]
     categories: dict[str, int]
     groups: tuple[Blocks, ...]
+
+
+def read_pickle(file: IO[bytes], name: str) -> dict[str, Any]:
+    """Reads a snapshot that was dumped as `name`. Only plain values are let in, so that a pickle
+    from anywhere runs no code. Raises PlannerError and OSError."""
+    data = _read_whole(file, name)
+    try:
+        snapshot = _PlainUnpickler(data).load()
+    except Exception as error:  # of damaged ones pickle's manual names no complete list
+        raise unreadable(name, f"{type(error).__name__}: {error}"[:MAX_SHOWN]) from None
+    if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
+        raise PlannerError(
+            f"{name} holds no memory snapshot.",
+            "Write one with torch.cuda.memory._dump_snapshot(path).",
+        )
+    return snapshot
+
+
+def _read_whole(file: IO[bytes], name: str) -> io.BytesIO:
+    data = io.BytesIO()
+    while part := file.read(MIB):
+        if data.tell() + len(part) > MAX_SNAPSHOT_BYTES:
+            raise PlannerError(
+                f"{name} is larger than {format_bytes(MAX_SNAPSHOT_BYTES)}.",
+                "Record a shorter history: max_entries of _record_memory_history().",
+            )
+        data.write(part)
+    data.seek(0)
+    return data
+
+
+def unreadable(name: str, reason: object) -> PlannerError:
+    return PlannerError(
+        f"{name} cannot be read as a memory snapshot: {reason}",
+        "Write one with torch.cuda.memory._dump_snapshot(path).",
+    )
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
 def read_snapshot(snapshot: Mapping[str, Any], name: str) -> SnapshotReading:
