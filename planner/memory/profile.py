@@ -144,7 +144,6 @@ class Instant:
     `phase` and `micro_batch` (counted from 1) say when; `label` and `path` name the last request.
     """
 
-    event_index: int
     phase: str
     micro_batch: int
     label: str
@@ -361,7 +360,7 @@ def find_instant(ledger: Ledger, event_index: int) -> Instant:
     transient.sort(key=lambda storage: -storage[2])
     moment = _find_live(ledger.template, event_index, has_kept_workspaces())[1]
     largest = tuple(transient[:NUM_LARGEST])
-    return Instant(event_index, *moment, sum(by_category.values()), by_category, largest)
+    return Instant(*moment, sum(by_category.values()), by_category, largest)
 
 
 def live_storages(ledger: Ledger, event_index: int) -> list[tuple[int, Category, str, str]]:

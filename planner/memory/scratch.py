@@ -8,7 +8,7 @@ function of the device and the sizes; `LAWS` names them all.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import groupby
@@ -164,155 +164,11 @@ def _sort(device: Processors, keys: int, rows: int) -> int:
     """The temporary storage for sorting `keys` indices into `rows` rows."""
     if keys <= _SINGLE_TILE:
         return 1
-    tile = _find_tile(device, _SORT_TILES)
+    tile = next(size for capability, size in _SORT_TILES if device.capability >= capability)
     passes = _ceil_div((rows - 1).bit_length(), 8)
     parts = [8 * _DIGITS * passes, 4 * _DIGITS * _ceil_div(keys, tile), 4 * passes]
     parts += [8 * keys] * 2 if passes > 1 else []
     return _SORT_UNIT - 1 + sum(_ceil_div(part, _SORT_UNIT) * _SORT_UNIT for part in parts)
-
-
-# The gradient of an embedding (cuda/Embedding.cu, EmbeddingBackwardKernel.cu): more than
-# _FEW_INDICES indices are sorted, and the rows of one index are summed by tens. CUB keeps 16 bytes
-# for each tile that it scans and for 32 more, and 256; its tiles of "unique by key" depend on the
-# capability (measured on its own host code: torch 2.14, 3073 to 1,000,000 indices).
-_FEW_INDICES, _SUMMED_ROWS = 3072, 10
-_SCAN_TILE = 896
-_UNIQUE_TILES = (((9, 0), 5120), ((8, 6), 320), ((8, 0), 1344), ((0, 0), 320))
-
-
-def _apply_to_many(law: Callable[..., int]) -> Callable[..., int]:
-    """`law` where there are many indices; 0 where there are few."""
-
-    def many_law(device: Processors, indices: int, *sizes: int) -> int:
-        return law(device, indices, *sizes) if indices > _FEW_INDICES else 0
-
-    return many_law
-
-
-def _index_bytes(_: Processors, indices: int, itemsize: int) -> int:
-    return indices * itemsize
-
-
-def _segments(_: Processors, indices: int, rows: int, itemsize: int) -> int:
-    """One item for each different index."""
-    return min(indices, rows) * itemsize
-
-
-def _segment_parts(_: Processors, indices: int, rows: int, itemsize: int) -> int:
-    return (indices // _SUMMED_ROWS + min(indices, rows)) * itemsize
-
-
-def _unique(device: Processors, indices: int) -> int:
-    return _scan_bytes(indices, _find_tile(device, _UNIQUE_TILES))
-
-
-def _scan(_: Processors, indices: int, rows: int) -> int:
-    return _scan_bytes(min(indices, rows), _SCAN_TILE)
-
-
-def _scan_bytes(elements: int, tile: int) -> int:
-    states = _ceil_div(16 * (_ceil_div(elements, tile) + 32), _SORT_UNIT) * _SORT_UNIT
-    return _SORT_UNIT - 1 + states + _SORT_UNIT
-
-
-def _find_tile(device: Processors, tiles: Iterable[tuple[tuple[int, int], int]]) -> int:
-    return next(tile for capability, tile in tiles if device.capability >= capability)
-
-
-# The backward of memory-efficient attention (cuda/mem_eff_attention/kernels/cutlassB.h and
-# kernel_backward.h) adds up the queries' gradient in blocks of queries x keys floats, each behind
-# four int32. Where registers do not hold the gradients of keys and values, it does so for these
-# too.
-_BLOCK_HEAD_BYTES = 16
-_SPLIT_HEADS, _MAX_SPLIT = 256, 200  # attention_backward.cu, "Keys splitting heuristic"
-
-
-def _attention_blocks(
-    device: Processors, heads: int, rows: int, keys: int, channels: int, values: int, itemsize: int
-) -> int:
-    """The bytes for the `heads` of the whole batch, by the `rows` of queries and the keys. A query
-    has `channels`, a value has `values`; one of both numbers is above 64."""
-    widest, is_half = max(channels, values), itemsize < 4
-    height, width, max_channels = _attention_tile(device.capability, widest, is_half)
-    blocks = _ceil_div(rows, height) * _ceil_div(channels, width)
-    total = blocks * (_BLOCK_HEAD_BYTES + 4 * height * width)
-    if is_half and max_channels > height:
-        parts = 1 if heads >= _SPLIT_HEADS and keys <= 2 * width else _ceil_div(keys, width)
-        parts = max(1, min(parts, _MAX_SPLIT // heads))
-        total += (
-            4 * parts * width * height * (_ceil_div(channels, height) + _ceil_div(values, height))
-        )
-    return heads * total
-
-
-_ANY = 1 << 16  # channels of the kernels for heads of any size
-
-
-def _attention_tile(
-    capability: tuple[int, int], widest: int, is_half: bool
-) -> tuple[int, int, int]:
-    """(queries, keys, maximum channels) of the kernel for heads of `widest` channels, above 64."""
-    is_ampere, is_small = capability >= (8, 0), capability in ((8, 6), (8, 9))
-    has_much_shared = is_ampere and not is_small and capability[0] != 12
-    max_channels = 128 if widest <= 128 else _ANY
-    if not is_half:
-        return (128 if has_much_shared else 64), 64, max_channels
-    if widest <= 96 and is_small:
-        return 128, 64, 96
-    if widest <= 128 and is_ampere:
-        return (128, 128, 128) if has_much_shared else (64, 64, 128)
-    return 128, 64, max_channels
-
-
-# Flash attention's forward (torch's flash_api.cpp, set_params_splitkv, num_splits_heuristic).
-_FLASH_QUERIES = 64
-
-
-def _flash_split(
-    device: Processors, heads: int, queries: int, keys: int, channels: int, floats: int
-) -> int:
-    """`floats` fp32 for every query in every part of the keys, where the keys are split."""
-    block = 256 if channels <= 64 else 128 if channels <= 128 else 64
-    blocks = heads * _ceil_div(queries, _FLASH_QUERIES)
-    parts = _flash_parts(blocks, 2 * device.num_sms, _ceil_div(keys, block))
-    return 4 * parts * heads * queries * floats if parts > 1 else 0
-
-
-def _flash_parts(blocks: int, slots: int, key_blocks: int) -> int:
-    """The fewest parts that fill the waves of blocks at least 85% as well as any number does."""
-    if blocks >= 0.8 * slots:
-        return 1
-    fills = {
-        parts: blocks * parts / slots / _ceil_div(blocks * parts, slots)
-        for parts in range(1, min(128, slots, key_blocks) + 1)
-        if parts == 1 or _ceil_div(key_blocks, parts) != _ceil_div(key_blocks, parts - 1)
-    }
-    return next(parts for parts, fill in fills.items() if fill >= 0.85 * max(fills.values()))
-
-
-# Batch norm over rows of channels (ATen/native/cuda/Normalization.cuh, flexible_launch_configs).
-_BN_THREADS, _BN_TILE, _BN_ROWS, _BN_BLOCKS = 512, 32, 16, (8, 128)
-
-
-def _batch_norm_grid(rows: int, channels: int) -> tuple[int, int]:
-    """(blocks across channels, blocks across rows)."""
-    width = min(_floor_power(channels), _BN_TILE)
-    height = min(_floor_power(_ceil_div(rows, _BN_ROWS)), _BN_THREADS // width)
-    if width * height != _BN_THREADS:
-        width = min(_floor_power(channels), _BN_THREADS // height)
-    min_blocks, max_blocks = _BN_BLOCKS
-    row_blocks = min(_ceil_div(rows, height * _BN_ROWS), max_blocks)
-    return _ceil_div(channels, width), row_blocks if row_blocks >= min_blocks else 1
-
-
-def _batch_norm_parts(_: Processors, rows: int, channels: int, floats: int) -> int:
-    row_blocks = _batch_norm_grid(rows, channels)[1]
-    return 4 * floats * channels * row_blocks if row_blocks > 1 else 0
-
-
-def _batch_norm_semaphores(_: Processors, rows: int, channels: int) -> int:
-    channel_blocks, row_blocks = _batch_norm_grid(rows, channels)
-    return 4 * channel_blocks if row_blocks > 1 else 0
 
 
 LAWS: dict[str, Callable[..., int]] = {
@@ -325,17 +181,7 @@ LAWS: dict[str, Callable[..., int]] = {
     "norm_replaced": _norm_replaced,
     "norm_reduction": _apply_to_norm_parts(_reduction),
     "norm_semaphores": _apply_to_norm_parts(_semaphores),
-    "batch_norm_parts": _batch_norm_parts,
-    "batch_norm_semaphores": _batch_norm_semaphores,
     "sort": _sort,
-    "many_indices": _apply_to_many(_index_bytes),
-    "many_sorted": _apply_to_many(_sort),
-    "many_unique": _apply_to_many(_unique),
-    "many_scanned": _apply_to_many(_scan),
-    "many_segments": _apply_to_many(_segments),
-    "many_parts": _apply_to_many(_segment_parts),
-    "attention_blocks": _attention_blocks,
-    "flash_split": _flash_split,
 }
 
 # The workspaces of convolutions, which no ledger counts: a range for them.

@@ -396,16 +396,6 @@ def compare(x: Tensor, label: str) -> Tensor:
     return pointwise.unary(x, label, "bool")
 
 
-def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
-    """`x.masked_fill(mask, number)`: a new tensor. x needs no gradient."""
-    assert not autograd.requires_grad(x), "masked_fill on shapes records nothing"
-    assert mask.shape == x.shape
-    return pointwise.unary(x, "aten.masked_fill")
-
-
-# Classification losses over logits [B, classes].
-
-
 def cross_entropy(logits: Tensor, targets: Tensor, smoothed: bool = False) -> Tensor:
     """`F.cross_entropy(logits, targets, label_smoothing=…)`: a scalar, fp32 under autocast.
 

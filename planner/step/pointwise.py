@@ -323,7 +323,7 @@ def sum_to(x: Tensor, shape: Shape) -> Tensor:
 def reduce_sum(
     x: Tensor,
     dims: Sequence[int],
-    keepdim: bool,
+    keepdim: bool = False,
     label: str = "aten.sum",
     dtype: str | None = None,
 ) -> Tensor:
@@ -354,16 +354,16 @@ def _mean_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     return (unary(_expand_reduced(only_gradient(grads), *node.data), "aten.div"),)
 
 
-def sum_dims(x: Tensor, dims: Sequence[int] = (), keepdim: bool = False) -> Tensor:
+def sum_dims(x: Tensor, dims: Sequence[int] = ()) -> Tensor:
     """`x.sum(dims)`, or of all dimensions: saves nothing; its gradient is an expanded view.
 
     Under autocast the result is fp32: the kernel reads x as it is (`fp32_set_opt_dtype`).
     """
     dims = dims or range(len(x.shape))
     low = x.storage.device.autocast is not None and x.dtype in ("bfloat16", "float16")
-    y = reduce_sum(x, dims, keepdim, dtype="float32" if low else x.dtype)
+    y = reduce_sum(x, dims, dtype="float32" if low else x.dtype)
     if requires_grad(x):
-        record(y, "SumBackward1", (x,), _sum_backward, data=(x.shape, tuple(dims), keepdim))
+        record(y, "SumBackward1", (x,), _sum_backward, data=(x.shape, tuple(dims), False))
     return y
 
 

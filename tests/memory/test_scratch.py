@@ -63,15 +63,6 @@ def test_sums_that_are_not_shared() -> None:
     assert scratch_bytes(Processors(1, 1536, (8, 6)), "reduction", found) == 0
 
 
-def of_embeddings(count: int, rows: int) -> dict[str, tuple[int, ...]]:
-    """The backward of `F.embedding` of so many int64 indices."""
-    return {
-        "many_sorted": (count, rows + 1),
-        "many_unique": (count,),
-        "many_scanned": (count, rows),
-    }
-
-
 LAWS: list[tuple[Processors, dict[str, tuple[int, ...]], tuple[int, ...]]] = [
     # native_layer_norm_backward of [64, 56, 56, 96] in fp32: 200,704 rows are above 65,536, and
     # 96 // 32 = 3 below 82 // 2, so 6,272 blocks of 32 rows leave 96 sums each.
@@ -91,17 +82,6 @@ LAWS: list[tuple[Processors, dict[str, tuple[int, ...]], tuple[int, ...]]] = [
         for devices, num_bytes in zip(((T4,), (RTX_3090, A100), (H100,)), expected, strict=True)
         for device in devices
     ),
-    # torch 2.14.1+cu130
-    *(
-        (device, of_embeddings(count, rows), expected)
-        for device, count, rows, expected in (
-            (A100, 3072, 50, (0, 0, 0)),
-            (A100, 1_000_000, 1_000_000, (16_273_919, 13_055, 18_943)),
-            (H100, 1_000_000, 50_257, (16_227_839, 4351, 2047)),
-            (RTX_3090, 131_072, 50_257, (2_137_599, 7679, 2047)),
-            (T4, 1_000_000, 50_257, (16_369_151, 51_199, 2047)),
-        )
-    ),
 ]
 
 
@@ -110,25 +90,6 @@ def test_what_an_operation_takes(
     device: Processors, laws: dict[str, tuple[int, ...]], expected: tuple[int, ...]
 ) -> None:
     assert tuple(scratch_bytes(device, law, sizes) for law, sizes in laws.items()) == expected
-
-
-# `F.batch_norm` of bf16 in channels_last: (images, channels, side), what forward and backward hold
-# of sums, and the semaphores. 64 images of 56 x 56: 128 blocks; 4 B * 4 * 64 * 128 = 131,072.
-@pytest.mark.parametrize(
-    ("images", "channels", "side", "expected"),
-    [
-        (4, 128, 14, (0, 0, 0)),
-        (64, 64, 56, (131_072, 65_536, 8)),
-        (64, 2048, 7, (425_984, 212_992, 256)),
-        (1, 16, 112, (6400, 3200, 4)),
-    ],
-)
-def test_batch_norm_in_channels_last(
-    images: int, channels: int, side: int, expected: tuple[int, ...]
-) -> None:
-    sizes = (images * side * side, channels)
-    found = [scratch_bytes(A100, "batch_norm_parts", (*sizes, num_sums)) for num_sums in (4, 2)]
-    assert (*found, scratch_bytes(A100, "batch_norm_semaphores", sizes)) == expected
 
 
 # The range that an estimate has for cuDNN's convolutions. Imports no torch.
