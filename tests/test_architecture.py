@@ -2,8 +2,8 @@
 room has more code lines than it may.
 
 Its table of rooms is read from top to bottom; a room may import from the rows below its own. A room
-is a folder directly under `planner/` or `search/`. Its number only goes down: a commit that makes a
-room smaller writes the new one.
+is a folder directly under `planner/` or `search/`. Its number only goes down: as a room shrinks, to
+1% above what it has.
 """
 
 import ast

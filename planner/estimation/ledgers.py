@@ -35,7 +35,8 @@ Request = tuple[Model, ResolvedSetting, Gpu | None]
 def step_ledger(
     model: Model, setting: ResolvedSetting, recorded: bool = False, gpu: Gpu | None = None
 ) -> Ledger:
-    """The events of building the model and of its first two optimizer steps.
+    """The events of building the model and of its first optimizer steps: two, under a recorded DDP
+    three.
 
     A `SwinConfig` runs on shapes unless `recorded` is set; any other model is recorded on a card
     like `gpu`. On shapes a compiled step is the recording of it that is kept; where none is, the

@@ -105,9 +105,9 @@ def _collector_off() -> Iterator[None]:
 
 
 def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable[int]) -> Ledger:
-    """The ledger of building `model` and of its first two optimizer steps, with the work of a
-    further step. `workspace_bytes` are the sizes of cuBLAS's workspaces on this card. Raises what
-    building and training raise."""
+    """The ledger of building `model` and of its first optimizer steps (two, under DDP three), with
+    the work of a further step. `workspace_bytes` are the sizes of cuBLAS's workspaces on this card.
+    Raises what building and training raise."""
     setting = add_recipe(model, setting)
     parts = min(setting.accumulate, LEDGER_MICRO_BATCHES)
     setting = setting.model_copy(update={"accumulate": parts})

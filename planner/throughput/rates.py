@@ -127,7 +127,7 @@ MEASURED_CARDS = MappingProxyType(
 )
 # The measured cards that have rows with fused attention.
 FUSED_CARDS = frozenset(("h100-sxm-80gb", "h200-sxm-141gb"))
-# How many times as long, or as short, an unmeasured host may take. With this, 9 of 120 eager steps
+# How many times as long, or as short, an unmeasured host may take. With this, 7 of 120 eager steps
 # of Swins on an H200 and an H100 have a rate outside their range.
 HOST_SPREAD = 1.4
 # The uncertainty of a model that is no Swin, by kind of operation: a step has their mean, weighted

@@ -2,8 +2,9 @@
 """Train a model: `python train.py DATA`, or `python train.py --synthetic --steps 20` to try it.
 
 DATA is a folder with train/CLASS/*.jpg and, for validation, val/CLASS/*.jpg. The block below says
-what is trained and how; the rest is the same in every such file. The code from `prepare_model` to
-`Step` is what `planner tune` measures and `planner estimate` records.
+what is trained and how; the rest is the same in every such file. `planner tune` measures, and
+`planner estimate` records, what lies from `set_up_torch` to `Step`, but for `decay_groups` and
+`build_schedule`.
 """
 
 from __future__ import annotations
