@@ -128,7 +128,7 @@ class Table:
             first = goals[0].setting
             num_micro_batches = min(first.accumulate, LEDGER_MICRO_BATCHES)
             updates = {"batch_size": first.batch_size, "accumulate": num_micro_batches}
-            steps = [ResolvedSetting(key.model_copy(update=updates)) for key in keys[:MAX_COMPILED]]
+            steps = [key.model_copy(update=updates) for key in keys[:MAX_COMPILED]]
         self._record(steps, limit_seconds=MAX_SECONDS)
         self._forget()
         recorded = [step for step in steps if self._is_recorded(step)]
@@ -352,7 +352,7 @@ def _without_batch(choice: Choice) -> Choice:
     return choice.updated({"batch_size": 1})
 
 
-def _compiled_key(setting: TrainSetting) -> TrainSetting:
+def _compiled_key(setting: ResolvedSetting) -> ResolvedSetting:
     """What compiled steps have in common whose buffers are the same: neither the batch, nor kernels
     that are tuned, nor CUDA graphs change them."""
     return setting.model_copy(update={"batch_size": 1, "accumulate": 1, "compile": "default"})

@@ -145,7 +145,7 @@ class DeviceEstimator:
     def _ledger(self, model: Model, setting: ResolvedSetting) -> Ledger:
         """Raises UnsupportedError for a step that would have to be recorded."""
         if not is_on_shapes(model, setting) and not self._is_recorded(model, setting):
-            raise UnsupportedError("it was not recorded")
+            raise UnsupportedError(f"{model.title}'s step was not recorded")
         return step_ledger(model, setting, gpu=self.gpu)
 
     def _timed(
@@ -364,7 +364,7 @@ def _nothing_fits(setting: TrainSetting) -> str:
 
 def runs_at_1(model: Model, setting: ResolvedSetting, target: Target) -> bool:
     """Whether the step runs at a batch of 1, at which batch norm over the batch alone fails."""
-    at_1 = ResolvedSetting(setting.model_copy(update={"batch_size": 1}))
+    at_1 = setting.model_copy(update={"batch_size": 1})
     return record_ledgers([(model, at_1, target.gpu)], recorded=target.recorded)[0] is None
 
 

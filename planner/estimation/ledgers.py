@@ -74,7 +74,7 @@ def _shared_ledgers(config: SwinConfig, setting: ResolvedSetting) -> ShapeLedger
     alone = {"world_size": 1, "nodes": 1} if setting.parallelism in ("none", "ddp") else {}
     num_micro_batches = min(setting.accumulate, LEDGER_MICRO_BATCHES)
     updates = {"batch_size": 1, "accumulate": num_micro_batches, **alone}
-    eager = ResolvedSetting(setting.uncompiled()).model_copy(update=updates)
+    eager = setting.uncompiled().model_copy(update=updates)
     return _ledgers(config, eager, torch_version())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from planner.core.errors import refuse_if
 from planner.core.schema import Model, ResolvedSetting, TrainSetting
 from planner.estimation.arguments import Target
-from planner.estimation.estimate import Estimate
+from planner.estimation.estimate import Estimate, resolve
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware.gpu import Gpu, lacks
 from planner.memory.compiled import is_compiled
@@ -80,7 +80,7 @@ def _group(setting: TrainSetting) -> TrainSetting:
 def _rate_alone(row: Estimate, target: Target) -> tuple[float | None, bool]:
     """The images per second of one device by itself, and whether an eager step stands for a
     compiled one."""
-    setting = ResolvedSetting(row.setting.on_one_device())
+    _, setting = resolve(row.model, row.setting.on_one_device())
     if setting == row.setting:
         return row.throughput.images_per_second if row.throughput else None, row.as_eager
     if target.gpu is None:

@@ -221,8 +221,7 @@ class LibrarySpec:
         def build(device: Device) -> Module:
             library_setting = setting
             if setting.chosen_blocks is not None:  # these are checkpointed below
-                update = {"checkpointing": "none"}
-                library_setting = ResolvedSetting(setting.model_copy(update=update))
+                library_setting = setting.model_copy(update={"checkpointing": "none"})
             module: Module = shapes.build(device, config, library_setting)
             blocks = [part for part in module.descendants() if self._is_block(part)]
             for block in blocks:

@@ -251,7 +251,7 @@ def step_of(model: Model, setting: ResolvedSetting, gpu: Gpu | None) -> Recorded
     if has_known_graphs(setting):
         changes["compile"] = "default"
     else:
-        setting = ResolvedSetting(setting.uncompiled())
+        setting = setting.uncompiled()
     default = FP8_CARD if setting.precision == "fp8" else DEFAULT_CARD
     card = gpu if gpu is not None and gpu.capability is not None else find_gpu(default)
     kind = card.capability, card.num_sms, card.threads_per_sm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal, NewType, get_args
+from typing import Annotated, Literal, NewType, Self, get_args
 
 from pydantic import ConfigDict, Field, field_validator
 
@@ -381,12 +381,12 @@ class TrainSetting(Distribution):
         """Whether any model may have this `checkpointing`: it names blocks, or nothing."""
         return self.checkpointing.partition(":")[0] in ("none", "blocks", "selective")
 
-    def uncompiled(self) -> TrainSetting:
+    def uncompiled(self) -> Self:
         """This setting without the compiler, and without its fields."""
         plain = {field: type(self).model_fields[field].default for field in COMPILED_FIELDS}
         return self.model_copy(update={"compile": "off", **plain})
 
-    def on_one_device(self) -> TrainSetting:
+    def on_one_device(self) -> Self:
         """The step of one device by itself."""
         alone = {field: info.default for field, info in Distribution.model_fields.items()}
         return self.model_copy(update=alone)
@@ -415,4 +415,6 @@ class TrainSetting(Distribution):
 
 ResolvedSetting = NewType("ResolvedSetting", TrainSetting)
 """A setting as a model's library will run it: its attention named, its faults looked for. Made by
-`LibrarySpec.resolve`, or by `estimation.resolve` for a model of any kind, and by nobody else."""
+`LibrarySpec.resolve`, or by `resolve` in `planner/estimation/estimate.py` for a model of any kind.
+A copy of one (`model_copy`, `uncompiled`, `on_one_device`) is one too: it changes no field on which
+the attention depends, and none to a value that the library refuses."""
