@@ -78,7 +78,7 @@ class Record:
     def begin(self) -> None:
         """CUDA has been initialised in this process."""
         if os.getpid() != self.pid:  # a fork that begins anew
-            self.__init__(self.torch, self.folder, self.steps)  # type: ignore[misc]
+            vars(self).update(vars(Record(self.torch, self.folder, self.steps)))
         cuda = self.torch.cuda
         self.remember("all", context="alloc", stacks="python", max_entries=MAX_EVENTS)
         self.torch._C._cuda_attach_out_of_memory_observer(surviving(self, self.run_out))

@@ -78,8 +78,8 @@ def slow_host(seconds: float) -> DeviceRates:
 
 
 CONV = matmul(1e10)._replace(kind="conv")  # reaches half of the rate
-LAWS: list[tuple[str, Computed, float, dict[str, object], dict[str, object]]] = [
-    # phase, operation, milliseconds, what the setting says, what the device does
+LAWS: list[tuple[str, Computed, float, dict[str, object], dict[str, float]]] = [
+    # phase, operation, milliseconds, the setting's fields, the device's rates
     ("forward", matmul(1e9, 1e3), 1, {}, {}),  # the slower of FLOPs and bytes counts
     ("forward", matmul(1e9, 3e6), 3, {}, {}),
     ("forward", moving(2e6, "reduction"), 4, {}, {}),
@@ -104,12 +104,12 @@ LAWS: list[tuple[str, Computed, float, dict[str, object], dict[str, object]]] = 
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("phase", "operation", "took", "said", "done"), LAWS)
+@pytest.mark.parametrize(("phase", "operation", "took", "fields", "rates"), LAWS)
 def test_an_operation_takes(
-    phase: str, operation: Computed, took: float, said: dict[str, object], done: dict[str, object]
+    phase: str, operation: Computed, took: float, fields: dict[str, object], rates: dict[str, float]
 ) -> None:
-    rates, setting = replace(DEVICE, **done), EAGER.model_copy(update=said)
-    found = step((phase, operation), rates=rates, setting=setting)
+    device, setting = replace(DEVICE, **rates), EAGER.model_copy(update=fields)
+    found = step((phase, operation), rates=device, setting=setting)
     assert found.step_seconds == pytest.approx(took * MS)
 
 
