@@ -139,7 +139,7 @@ def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable
 
 def _bucket_bytes(phases: Phases, training: Training) -> dict[int, Category]:
     """The sizes of DDP's buckets: those of the arrays that it sums."""
-    if training.request.parallelism != "ddp":
+    if training.train_setting.parallelism != "ddp":
         return {}
     sent = [e for _, work in phases for e in work if type(e) is Sent]
     return {e.num_bytes: "gradients" for e in sent if e.collective == "all_reduce"}
@@ -148,8 +148,9 @@ def _bucket_bytes(phases: Phases, training: Training) -> dict[int, Category]:
 def _watched_step(training: Training) -> tuple[Operations, list[Entry]]:
     """The operations of a step, and the allocator's history over it. Functions that a library
     compiles for its own eager step run eagerly here."""
-    operations = Operations(training.model, training.request)
-    eager = nullcontext() if training.request.compiles else torch.compiler.set_stance("force_eager")
+    setting = training.train_setting
+    operations = Operations(training.model, setting)
+    eager = nullcontext() if setting.compiles else torch.compiler.set_stance("force_eager")
     with _collector_off(), history() as watched, eager, operations.hearing(), operations:
         operations.watch(training.optimizers)
         training.step(operations.end)
@@ -163,9 +164,9 @@ def _own_optimizer(training: Training) -> str:
 
 def _notes(training: Training) -> Iterator[str]:
     yield f"recorded on an emulated GPU with torch {torch.__version__}"
-    if training.request.precision == "fp8":
-        yield from float8_notes(training.model, training.request)
-    yield from world_notes(training.model, training.request)
+    if training.train_setting.precision == "fp8":
+        yield from float8_notes(training.model, training.train_setting)
+    yield from world_notes(training.model, training.train_setting)
     if own := _own_optimizer(training):
         yield f"the task makes its optimizer ({own})"
 
@@ -182,7 +183,7 @@ def _end_phase(marks: Marks, training: Training, step: int, phase: str) -> None:
     if phase == "backward":
         weights = [p for p in training.parameters if p.grad is not None]
         marks.tag([p.grad for p in weights if p.grad is not None], "gradients", weights)
-        marks.tag(whole_gradients(training.model, training.request), "gradients")
+        marks.tag(whole_gradients(training.model, training.train_setting), "gradients")
     elif phase == "optimizer":
         marks.tag(_state(training), "optimizer_state")
 

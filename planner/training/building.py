@@ -56,50 +56,52 @@ def set_precision(setting: TrainSetting) -> None:
 
 
 def build_training(
-    cls: type[TrainingT], task: Task, model: Model, train_setting: TrainSetting,
+    cls: type[TrainingT], task: Task, model: Model, setting: TrainSetting,
     device: torch.device, move: Any = nn.Module.to,
 ) -> TrainingT:  # fmt: skip
     """The training of a task on `device`: its module, batch and optimizers, distributed and
-    compiled. `train_setting` has its recipe.
+    compiled. `setting` has its recipe.
 
     Raises PlannerError where a library is missing, UnsupportedError for a lever that does not work
     on the module.
     """
-    refuse_faults(faults_of(model, train_setting))
-    setting, module = step_setting(model, train_setting), task.module().train()
+    refuse_faults(faults_of(model, setting))
+    script_setting, module = step_setting(model, setting), task.module().train()
     task_blocks: Any = getattr(task, "blocks", None)
     find_blocks = None if task_blocks is None else partial(task_blocks, module)
-    check_blocks(module, find_blocks, model, train_setting)
-    set_precision(train_setting)  # a user's code may have set another while it was loaded
+    check_blocks(module, find_blocks, model, setting)
+    set_precision(setting)  # a user's code may have set another while it was loaded
     with try_imports():
-        module = prepare_module(module, setting, device, find_blocks, move)
-        parallel_model = train.distribute(module, setting, device, find_blocks)
-        is_zero = train_setting.parallelism in DEEPSPEED
-        engine = ZeroEngine(train_setting, device) if is_zero else None
-        called = train.compile_model(parallel_model, module, setting, find_blocks)
-        batch = task.batch(train_setting.batch_size, device)
+        module = prepare_module(module, script_setting, device, find_blocks, move)
+        parallel_model = train.distribute(module, script_setting, device, find_blocks)
+        is_zero = setting.parallelism in DEEPSPEED
+        engine = ZeroEngine(setting, device) if is_zero else None
+        called = train.compile_model(parallel_model, module, script_setting, find_blocks)
+        batch = task.batch(setting.batch_size, device)
         weights = [p for p in module.parameters() if p.requires_grad]
-        optimizers = make_optimizers(weights, task, train_setting, setting)
+        optimizers = make_optimizers(weights, task, setting, script_setting)
     if engine is not None:
         called = engine.begin(module, optimizers[0])
-    training = cls(module, setting, task, optimizers, parallel_model, called, train_setting, engine)
+    training = cls(
+        module, script_setting, task, optimizers, parallel_model, called, setting, engine
+    )
     training.batch = batch
     return training
 
 
 def prepare_module(
-    module: nn.Module, setting: Setting, device: torch.device,
+    module: nn.Module, script_setting: Setting, device: torch.device,
     find_blocks: Callable[[], Sequence[nn.Module]] | None = None, move: Any = nn.Module.to,
 ) -> nn.Module:  # fmt: skip
     """`train.prepare_model`. Raises UnsupportedError where a lever finds nothing to change."""
     try:
-        prepared = train.prepare_model(module, setting, device, find_blocks, move)
+        prepared = train.prepare_model(module, script_setting, device, find_blocks, move)
     except ValueError as error:
         raise UnsupportedError(
             f"{type(module).__name__} cannot be checkpointed: {error}.",
             "Return a task that names its blocks, blocks(module), or choose checkpointing none.",
         ) from error
-    if setting.precision == "fp8" and float8_layers(prepared) == 0:
+    if script_setting.precision == "fp8" and float8_layers(prepared) == 0:
         raise UnsupportedError(
             f"precision fp8 is for linear layers whose sides are multiples of {FLOAT8_MULTIPLE} "
             f"and at least {FLOAT8_MIN_SIDE}, and this model has none.",
@@ -109,16 +111,16 @@ def prepare_module(
 
 
 def make_optimizers(
-    weights: list[nn.Parameter], task: object, train_setting: TrainSetting, setting: Setting
+    weights: list[nn.Parameter], task: object, setting: TrainSetting, script_setting: Setting
 ) -> list[torch.optim.Optimizer]:
     """The task's own optimizer, or those of the setting. All weights are one group, with the
     optimizer's default decay. Raises UnsupportedError for an implementation that does not exist.
     """
     if (build := getattr(task, "optimizer", None)) is not None:
         return [build(weights)]
-    train_setting.check_optimizer()
-    rate = LION_RATE if setting.optimizer == "lion" else RATE
-    return train.build_optimizers([{"params": weights}], setting, rate)
+    setting.check_optimizer()
+    rate = LION_RATE if script_setting.optimizer == "lion" else RATE
+    return train.build_optimizers([{"params": weights}], script_setting, rate)
 
 
 def check_blocks(

@@ -33,17 +33,19 @@ def ignore_phase(phase: str) -> None:
 class Training(Step):
     """`train.Step` over one batch that is used again and again, with checks of a person's task.
 
-    `request` is the setting that `setting` was made from. `engine` is DeepSpeed's, if it
-    takes the place of the optimizer and the scaler.
+    Its `setting` is the script's, made from `train_setting`. `engine` is DeepSpeed's, if it takes
+    the place of the optimizer and the scaler.
     """
 
     def __init__(
-        self, model: nn.Module, setting: Setting, task: Task, optimizers: list[Optimizer],
-        parallel_model: Any, compiled_model: Any, request: TrainSetting,
+        self, model: nn.Module, script_setting: Setting, task: Task, optimizers: list[Optimizer],
+        parallel_model: Any, compiled_model: Any, setting: TrainSetting,
         engine: ZeroEngine | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(model, setting, task.loss, optimizers, parallel_model, compiled_model)
-        self.task, self.request, self.engine = task, request, engine
+        super().__init__(
+            model, script_setting, task.loss, optimizers, parallel_model, compiled_model
+        )
+        self.task, self.train_setting, self.engine = task, setting, engine
         if engine is not None:
             self.scaler = engine.scaler
         self.on_phase: OnPhase = ignore_phase
@@ -110,7 +112,7 @@ class Training(Step):
         self.on_phase("zero_grad")
 
     def _refuse_untrained(self) -> None:
-        may_be_gone = self.request.updates_beside or self.engine is not None
+        may_be_gone = self.train_setting.updates_beside or self.engine is not None
         if not may_be_gone and all(p.grad is None for p in self.parameters):
             raise ContractError(
                 "the loss depends on no trained parameter of the module that module() returned.",
