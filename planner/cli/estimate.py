@@ -142,7 +142,7 @@ def _print_estimates(
         ledgers = [step_ledger(*row[1:], request.recorded, cards[row[0]]) for row in rows]
         estimates = [
             estimate_ledger(
-                model, setting, ledger, request.target(gpu), retries=not is_ranked
+                model, setting, ledger, request.target(gpu), allow_retries=not is_ranked
             ).with_cost(length)
             for (gpu, model, setting), ledger in zip(rows, ledgers, strict=True)
         ]

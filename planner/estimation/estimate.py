@@ -34,33 +34,9 @@ from planner.machine.hardware.overheads import (
     was_emulated,
 )
 from planner.machine.torch_build import lacking_kernels
+from planner.memory import compiled, scratch
 from planner.memory.allocator_config import AllocatorConfig, options_text
-from planner.memory.compiled import (
-    EAGER_BASIS,
-    RECORDED_BASIS,
-    Basis,
-    compiled_basis,
-    compiled_left_out,
-    may_recompute_at_once,
-    tuning_assumptions,
-)
-from planner.memory.profile import (
-    Instant,
-    MemoryProfile,
-    SteadyStep,
-    profile_memory,
-    profile_within_limit,
-    steady_step,
-)
-from planner.memory.scratch import (
-    PATCH_EMBEDDING,
-    PinnedMemory,
-    convolution_workspace,
-    offloaded_gradient_bytes,
-    pinned_activations,
-    pinned_weights,
-    size_scratch,
-)
+from planner.memory.profile import MemoryProfile, profile_memory, profile_within_limit, steady_step
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import DeviceRates, rates_for
 from planner.throughput.result import Cost, Throughput, TrainingLength, read_length, training_cost
@@ -181,7 +157,7 @@ def estimate(
     length = read_length(epochs, images_per_epoch, target.gpu)
     config, chosen = choose(model, setting, target.gpu, overrides)
     ledger = step_ledger(config, chosen, recorded, target.gpu)
-    return estimate_ledger(config, chosen, ledger, target, retries=True).with_cost(length)
+    return estimate_ledger(config, chosen, ledger, target, allow_retries=True).with_cost(length)
 
 
 def choose(
@@ -222,86 +198,67 @@ def default_precision(gpu: Gpu | None) -> str:
 
 
 def estimate_ledger(
-    config: Model,
-    setting: TrainSetting,
-    ledger: Ledger,
-    target: Target = NO_TARGET,
-    rates: DeviceRates | None = None,
-    retries: bool = False,
-    time: Throughput | None = None,
-) -> Estimate:
+    config: Model, setting: TrainSetting, ledger: Ledger, target: Target = NO_TARGET,
+    rates: DeviceRates | None = None, allow_retries: bool = False, time: Throughput | None = None,
+) -> Estimate:  # fmt: skip
     """What a ledger means for a target: totals, verdict, range, and what they rest on.
 
     `rates` predict the time (None: those of the target's GPU); `time` is their prediction where the
-    caller has it already. With `retries` a step fits too if it runs only because the allocator
-    frees cached memory.
+    caller has it already. With `allow_retries` a step fits too if it runs only because the
+    allocator frees cached memory.
     """
-    gpu, allocator, budget = target.gpu, target.allocator, target.budget_bytes
-    outside = overheads_for(gpu, ledger.environment, is_known=was_emulated(config, setting))
-    communication = communication_memory(setting)
-    ledger = size_scratch(ledger, outside.processors)
-    beside = outside.context_bytes + communication.num_bytes
-    plain = profile_memory(ledger, outside.workspace_bytes, allocator)
-    lacking = 0 if budget is None else plain.peak_reserved_bytes + beside - budget
-    within = None
-    if retries and budget is not None and lacking > 0:
-        within = profile_within_limit(ledger, outside.workspace_bytes, allocator, budget - beside)
-    memory = within or plain
-    live, peak, reserved = memory.live, memory.peak, memory.peak_reserved_bytes
-    total = reserved + beside
-    convolutions, kernels = PATCH_EMBEDDING, set[FusedAttention]()
-    if not isinstance(config, SwinConfig):
-        convolutions, kernels = convolution_workspace(ledger), fused_attention(ledger)
+    gpu, allocator = target.gpu, target.allocator
     capability = gpu.capability if gpu else None
-    basis = _basis(setting, ledger, outside)
-    low, high = _range(config, setting, basis, live, (reserved, plain.peak_reserved_bytes), ledger)
+    overheads = overheads_for(gpu, ledger.environment, is_known=was_emulated(config, setting))
+    communicator = communication_memory(setting)
+    ledger = scratch.size_scratch(ledger, overheads.processors)
+    outside_bytes = overheads.context_bytes + communicator.num_bytes
+    memory = _memory_within(target, ledger, overheads.workspace_bytes, outside_bytes, allow_retries)
+    profile, live = memory.profile, memory.profile.live
+    basis = _basis(setting, ledger, overheads)
+    low, high = _range(config, setting, basis, memory, ledger)
     if rates is None and gpu is not None:
         rates = rates_for(gpu, config)
     exchanges = None if rates is None else find_exchanges(ledger, setting, gpu, target.link)
     if time is None and rates is not None:
         time = step_time(ledger, setting, rates, exchanges)
-    pinned = pinned_activations(ledger) if setting.offload != "none" else PinnedMemory()
+    is_offloaded = setting.offload != "none"
+    pinned = scratch.pinned_activations(ledger) if is_offloaded else scratch.PinnedMemory()
+    convolutions, kernels = _uncounted_kernels(config, ledger)
     if ledger.own_optimizer:
         setting = setting.model_copy(update={"optimizer": OWN_OPTIMIZER})
     return Estimate(
         model=config,
         setting=setting,
         num_parameters=ledger.num_parameters,
-        breakdown=_breakdown(memory, outside, communication),
+        breakdown=_breakdown(profile, overheads, communicator),
         saved_activation_bytes=live.saved_bytes + ledger.pooled_saved_bytes,
         peak_live_bytes=live.peak_bytes,
-        peak_allocated_bytes=memory.peak_allocated_bytes,
-        peak_reserved_bytes=reserved,
-        device_total_bytes=total,
-        peak_at=describe_instant(peak, setting),
-        budget_bytes=budget,
-        low_bytes=low + outside.context_low_bytes + communication.low_bytes,
+        peak_allocated_bytes=profile.peak_allocated_bytes,
+        peak_reserved_bytes=profile.peak_reserved_bytes,
+        device_total_bytes=profile.peak_reserved_bytes + outside_bytes,
+        peak_at=_describe_peak(profile, setting),
+        budget_bytes=target.budget_bytes,
+        low_bytes=low + overheads.context_low_bytes + communicator.low_bytes,
         high_bytes=(
-            high + outside.context_high_bytes + communication.high_bytes + convolutions.high_bytes
+            high + overheads.context_high_bytes + communicator.high_bytes + convolutions.high_bytes
         ),
         assumed=(
-            *_torch_notes(gpu),
-            *outside.basis,
-            *communication.basis,
-            _allocator_basis(allocator),
-            *([] if within is None else [_retries_basis(within, lacking)]),
-            *_pinned_basis(pinned, setting),
-            *ledger.notes,
-            *basis.notes,
-            *tuning_assumptions(setting),
+            *_device_notes(target, overheads, communicator, memory),
+            *_step_notes(setting, ledger, basis, pinned),
             *communication_basis(exchanges, setting),
         ),
         left_out=(
             *left_out(setting, convolutions, kernels, capability, ledger.is_recorded),
-            *compiled_left_out(basis, setting),
+            *compiled.compiled_left_out(basis, setting),
             *([] if time is None else [f"of the time: {', '.join(time.left_out)}"]),
         ),
         throughput=time and _with_peak_share(time, gpu, setting),
-        live_bytes=_phase_live_bytes(live),
-        largest_at_peak=peak.largest,
-        pinned_host_bytes=pinned.pinned_bytes + pinned_weights(ledger).pinned_bytes,
-        num_alloc_retries=0 if within is None else within.num_alloc_retries,
-        as_eager=setting.compile != "off" and basis is not RECORDED_BASIS,
+        live_bytes=_phase_live_bytes(profile),
+        largest_at_peak=profile.peak.largest,
+        pinned_host_bytes=pinned.pinned_bytes + scratch.pinned_weights(ledger).pinned_bytes,
+        num_alloc_retries=profile.num_alloc_retries,
+        as_eager=setting.compile != "off" and basis is not compiled.RECORDED_BASIS,
         gpu=gpu.name if gpu else None,
         allocator=(allocator and options_text(allocator)) or None,
         unit=ledger.unit or unit_of(config),
@@ -309,58 +266,113 @@ def estimate_ledger(
     )
 
 
-def _torch_notes(gpu: Gpu | None) -> Iterator[str]:
+@dataclass(frozen=True)
+class _Memory:
+    """The memory of a step on a device that has enough (`unlimited`); and `under_limit`, where it
+    runs only because the allocator frees what it cached: with `missing_bytes` more it need not."""
+
+    unlimited: MemoryProfile
+    under_limit: MemoryProfile | None = None
+    missing_bytes: int = 0
+
+    @property
+    def profile(self) -> MemoryProfile:
+        """The memory on the device itself."""
+        return self.under_limit or self.unlimited
+
+
+def _memory_within(
+    target: Target, ledger: Ledger, workspace_bytes: int, outside_bytes: int, allow_retries: bool
+) -> _Memory:
+    """The memory of a step, if `outside_bytes` of the target's budget are not the allocator's."""
+    unlimited = profile_memory(ledger, workspace_bytes, target.allocator)
+    if target.budget_bytes is None or not allow_retries:
+        return _Memory(unlimited)
+    allowed_bytes = target.budget_bytes - outside_bytes
+    missing_bytes = unlimited.peak_reserved_bytes - allowed_bytes
+    if missing_bytes <= 0:
+        return _Memory(unlimited)
+    under_limit = profile_within_limit(ledger, workspace_bytes, target.allocator, allowed_bytes)
+    return _Memory(unlimited, under_limit, missing_bytes)
+
+
+def _uncounted_kernels(
+    config: Model, ledger: Ledger
+) -> tuple[scratch.ConvolutionWorkspace, set[FusedAttention]]:
+    """The kernels whose memory is not counted to the byte: the convolutions, and those of fused
+    attention. A Swin's are known; another model's ledger tells them."""
+    if isinstance(config, SwinConfig):
+        return scratch.PATCH_EMBEDDING, set()
+    return scratch.convolution_workspace(ledger), fused_attention(ledger)
+
+
+def _device_notes(
+    target: Target, overheads: Overheads, communicator: CommunicatorBytes, memory: _Memory
+) -> Iterator[str]:
+    """What is assumed of the device, its torch and its allocator."""
     if reason := why_untried(installed_version("torch")):
         yield f"torch allocates as it did before: {reason}"
-    if gpu is not None and (reason := lacking_kernels(gpu.capability)):
+    if target.gpu is not None and (reason := lacking_kernels(target.gpu.capability)):
         yield f"a torch that runs on this card: {reason}"
+    yield from overheads.basis
+    yield from communicator.basis
+    yield _allocator_basis(target.allocator)
+    if memory.under_limit is not None:
+        yield _retries_basis(memory.under_limit, memory.missing_bytes)
 
 
-def _basis(setting: TrainSetting, ledger: Ledger, outside: Overheads) -> Basis:
+def _step_notes(
+    setting: TrainSetting, ledger: Ledger, basis: compiled.Basis, pinned: scratch.PinnedMemory
+) -> Iterator[str]:
+    """What is assumed of the step."""
+    yield from _pinned_basis(pinned, setting)
+    yield from ledger.notes
+    yield from basis.notes
+    yield from compiled.tuning_assumptions(setting)
+
+
+def _basis(setting: TrainSetting, ledger: Ledger, overheads: Overheads) -> compiled.Basis:
     if setting.compile != "off":
-        return compiled_basis(setting, ledger)
-    return Basis(1 - outside.reserved_error, 1 + outside.reserved_error)
+        return compiled.compiled_basis(setting, ledger)
+    return compiled.Basis(1 - overheads.reserved_error, 1 + overheads.reserved_error)
 
 
 def _breakdown(
-    memory: MemoryProfile, outside: Overheads, communication: CommunicatorBytes
+    memory: MemoryProfile, overheads: Overheads, communicator: CommunicatorBytes
 ) -> dict[str, int]:
     """Bytes at the peak instant by category, and what comes on top of live bytes."""
     breakdown: dict[str, int] = {c: memory.peak.by_category.get(c, 0) for c in CATEGORIES}
-    workspace = outside.num_workspaces * outside.workspace_bytes + memory.workspace_bytes
+    workspace = overheads.num_workspaces * overheads.workspace_bytes + memory.workspace_bytes
     breakdown |= {
         "workspace": workspace,
         "allocator_overhead": memory.peak_reserved_bytes - memory.live.peak_bytes - workspace,
-        "cuda_context": outside.context_bytes,
+        "cuda_context": overheads.context_bytes,
     }
-    if communication.num_bytes:
-        breakdown["communication"] = communication.num_bytes
+    if communicator.num_bytes:
+        breakdown["communication"] = communicator.num_bytes
     return breakdown
 
 
 def _range(
-    config: Model,
-    setting: TrainSetting,
-    basis: Basis,
-    live: SteadyStep,
-    reserved: tuple[int, int],
-    ledger: Ledger,
+    config: Model, setting: TrainSetting, basis: compiled.Basis, memory: _Memory, ledger: Ledger
 ) -> tuple[int, int]:
-    """The two ends between which the reserved bytes are expected to lie. `reserved` are those on
-    the device, and those on a device that has memory enough.
+    """The two ends between which the reserved bytes are expected to lie.
 
     Where the eager step stands for a compiled one, checkpointing may save nothing
-    (`may_recompute_at_once`), and an activation memory budget below 1 may save its whole share.
+    (`compiled.may_recompute_at_once`), and an activation memory budget below 1 may save its whole
+    share.
     """
-    low, high = reserved[0] - ledger.doubtful_bytes, reserved[1] + ledger.late_bytes
+    saved_bytes = memory.profile.live.saved_bytes
+    low = memory.profile.peak_reserved_bytes - ledger.doubtful_bytes
+    high = memory.unlimited.peak_reserved_bytes + ledger.late_bytes
     if setting.offload_optimizer == "state-and-gradients":
-        high += offloaded_gradient_bytes(ledger)
-    if basis is EAGER_BASIS:
-        low -= int((1 - setting.activation_memory_budget) * live.saved_bytes)
-        if may_recompute_at_once(setting) and isinstance(config, SwinConfig):
+        high += scratch.offloaded_gradient_bytes(ledger)
+    if basis is compiled.EAGER_BASIS:
+        low -= int((1 - setting.activation_memory_budget) * saved_bytes)
+        if compiled.may_recompute_at_once(setting) and isinstance(config, SwinConfig):
             unchecked = setting.model_copy(update={"checkpointing": "none"})
             whole = step_ledger(config, find_library(config.library).resolve(config, unchecked))
-            high += steady_step(whole).saved_bytes - live.saved_bytes
+            high += steady_step(whole).saved_bytes - saved_bytes
     return int(low * basis.low), int(high * basis.high)
 
 
@@ -369,14 +381,14 @@ def _allocator_basis(config: AllocatorConfig | None) -> str:
     return f"the caching allocator with {how}"
 
 
-def _retries_basis(within: MemoryProfile, lacking: int) -> str:
-    if within.retries_each_step:
-        how = f"{_in_words(within.retries_each_step)} a step, which is slower"
+def _retries_basis(under_limit: MemoryProfile, missing_bytes: int) -> str:
+    if under_limit.retries_each_step:
+        how = f"{_in_words(under_limit.retries_each_step)} a step, which is slower"
     else:
-        how = f"{_in_words(within.num_alloc_retries)} in its first steps, which are slower"
+        how = f"{_in_words(under_limit.num_alloc_retries)} in its first steps, which are slower"
     return (
-        f"runs only by freeing cached memory {how}: {format_bytes(lacking)} more would let it run "
-        "without"
+        f"runs only by freeing cached memory {how}: {format_bytes(missing_bytes)} more would let "
+        "it run without"
     )
 
 
@@ -384,7 +396,7 @@ def _in_words(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def _pinned_basis(pinned: PinnedMemory, setting: TrainSetting) -> Iterator[str]:
+def _pinned_basis(pinned: scratch.PinnedMemory, setting: TrainSetting) -> Iterator[str]:
     if setting.offload_optimizer != "none":
         yield (
             "torchao's CPUOffloadOptimizer: weights of 4096 elements or more are updated by the "
@@ -413,16 +425,17 @@ def _with_peak_share(time: Throughput, gpu: Gpu | None, setting: TrainSetting) -
     return replace(time, peak_share=share)
 
 
-def _phase_live_bytes(live: SteadyStep) -> dict[str, int]:
+def _phase_live_bytes(memory: MemoryProfile) -> dict[str, int]:
     """Live bytes at the end of each phase of the steady step (of its last micro-batch)."""
-    ends = {"before_step": live.before_step}
-    for phase, num_bytes in live.ends:
+    ends = {"before_step": memory.live.before_step}
+    for phase, num_bytes in memory.live.ends:
         ends[f"after_{phase}"] = num_bytes
     return ends
 
 
-def describe_instant(peak: Instant, setting: TrainSetting) -> str:
+def _describe_peak(memory: MemoryProfile, setting: TrainSetting) -> str:
     """`backward of layers.0.blocks.1.mlp.fc1 (aten.mm)`, with the micro-batch where it matters."""
+    peak = memory.peak
     where = f"{peak.phase} of {peak.path}" if peak.path else peak.phase
     where = IN_BACKWARD if peak.path == IN_BACKWARD else where
     text = f"{where} ({peak.label.removeprefix('aten.')})" if peak.label else where

@@ -89,7 +89,7 @@ def estimate_of(record: MeasurementRecord) -> Estimate:
     with as_of(record.versions.get("torch", "")):
         target = Target(gpu_of(record), allocator=recorded_allocator(record.versions))
         ledger = step_ledger(model, setting)
-        return estimate_ledger(record.model, record.setting, ledger, target, retries=True)
+        return estimate_ledger(record.model, record.setting, ledger, target, allow_retries=True)
 
 
 def predicted_step(record: MeasurementRecord, rates: DeviceRates) -> Throughput:
