@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from planner.core.errors import PlannerError, UnsupportedError, UsageError
     from planner.core.schema import MeasurementRecord, SwinConfig, TrainSetting
     from planner.core.schema.record import Recommendation
-    from planner.estimation.device_estimator import largest_batch
     from planner.estimation.estimate import Estimate, estimate
+    from planner.estimation.largest import largest_batch
     from planner.libraries.names import resolve_model
     from planner.machine.hardware import Gpu, all_gpus, find_gpu
     from planner.programs.emulated import EmulatedRun
@@ -39,7 +39,7 @@ _HOMES = {
     "Estimate": "planner.estimation.estimate", "estimate": "planner.estimation.estimate",
     "Explanation": "planner.programs.explanation",
     "explain": "planner.programs.explanation",
-    "largest_batch": "planner.estimation.device_estimator",
+    "largest_batch": "planner.estimation.largest",
     "Gpu": "planner.machine.hardware", "all_gpus": "planner.machine.hardware",
     "find_gpu": "planner.machine.hardware",
     "resolve_model": "planner.libraries.names",

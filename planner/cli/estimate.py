@@ -119,7 +119,7 @@ def _record_rows(request: EstimateRequest, rows: list[StepRow]) -> list[StepRow]
     remaining = [row for row in rows if row not in errors]
     if not remaining:
         raise next(iter(errors.values()))
-    from planner.estimation.device_estimator import describe_kind
+    from planner.estimation.largest import describe_kind
 
     text = (f"Without {describe_kind(s)}: {error.message}\n" for (_, _, s), error in errors.items())
     for line in dict.fromkeys(text):
@@ -207,7 +207,7 @@ def _answer_parts(
 def _print_largest(
     request: EstimateRequest, rows: list[StepRow], length: TrainingLength | None
 ) -> None:
-    from planner.estimation.device_estimator import Largest, find_largest, largest_notes
+    from planner.estimation.largest import Largest, find_largest, largest_notes
 
     rows = [
         (gpu, model, setting.model_copy(update={"batch_size": 2 * batch_multiple(setting)}))

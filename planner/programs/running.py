@@ -19,7 +19,7 @@ from typing import IO, Any
 from planner.core.errors import PlannerError, UsageError, shorten
 from planner.core.files import check_output
 from planner.estimation.arguments import read_memory
-from planner.estimation.device_estimator import find_crossing
+from planner.estimation.largest import find_crossing
 from planner.machine import supervisor
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
 from planner.machine.emulated.machine import EMULATED_GPU

@@ -11,7 +11,7 @@ from planner import __version__
 from planner.advice.advising import advise
 from planner.core.schema import MeasurementRecord
 from planner.core.units import GIB, format_bytes, format_rate
-from planner.estimation.device_estimator import largest_that_fits
+from planner.estimation.largest import largest_that_fits
 from planner.estimation.ledgers import is_on_shapes
 from planner.machine.hardware import recognise_gpu
 from planner.report.estimates import estimate_verdict, is_shown_as_running, row_names, rows_answer
