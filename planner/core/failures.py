@@ -132,14 +132,16 @@ REMEDIES = TypeAdapter(dict[str, Groups]).validate_python(TEXTS["remedies"])
 # What libraries write when they find no memory, and also when something else is wrong: where the
 # device's free memory can be read, it decides.
 _AMBIGUOUS, _LOST_PEER = _any_of("ambiguous"), _any_of("lost_peer")
-_NO_MEMORY = [_AMBIGUOUS, _any_of("probe_out_of_memory")]
-for _kind in (OUT_OF_MEMORY, "library out of memory", "out of host memory"):
-    _NO_MEMORY += [BY_KIND[_kind].pattern, BY_KIND[_kind].possible]
+_NO_MEMORY = (_AMBIGUOUS, _any_of("probe_out_of_memory"))
+_NO_MEMORY_KINDS = (OUT_OF_MEMORY, "library out of memory", "out of host memory")
 
 
 def is_allocation_failure(text: str) -> bool:
     """Whether a probe's error says that there was no memory, or may well mean it."""
-    return any(pattern.search(text) for pattern in _NO_MEMORY)
+    if any(pattern.search(text) for pattern in _NO_MEMORY):
+        return True
+    signs, lines = (BY_KIND[kind] for kind in _NO_MEMORY_KINDS), text.splitlines()
+    return any(sign.is_sure(line) is not None for sign in signs for line in lines)
 
 
 def is_ambiguous(text: str) -> bool:

@@ -52,7 +52,7 @@ def test_every_sign_has_a_line_here() -> None:
     kinds = [sign.kind for sign in SIGNS]
     assert len(kinds) == len(set(kinds))
     told = {sign.kind for sign in OF_LOGS if sign.words}
-    assert told <= {r.answer for r in REPORTED}, "tests/explaining/reported.jsonl: a line"
+    assert told <= {r.answer for r in REPORTED}, "tests/explaining/public.jsonl: a line"
 
 
 def test_the_table_in_the_docs_is_the_signs() -> None:

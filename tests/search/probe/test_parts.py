@@ -292,3 +292,4 @@ def test_last_words_keep_what_nobody_caught() -> None:
     words = protocol.last_words("\n".join(lines))
     assert words.splitlines() == [*uncaught, "Fatal Python error: Aborted", "frame"]
     assert failures.is_allocation_failure(words)
+    assert not failures.is_allocation_failure("ibv_reg_mr: Cannot allocate memory")
