@@ -38,7 +38,8 @@ OPTION_HINTS = {
     "--snapshot": "'planner emulate --snapshot FILE -- python train.py' keeps torch's own.",
     "--gpu": "This measures the device that is here (--device); 'planner advise MODEL --gpu NAME "
     "--json > x.json' answers for another, and 'planner tune --from x.json' begins there.",
-    "--price-per-hour": "The price is the hours of --epochs × the GPUs × what one costs an hour.",
+    "--price-per-hour": "Multiply the hours that --epochs prints by the GPUs and by the price of "
+    "one for an hour.",
     "--replay": "'planner report FILE' draws a recorded search.",
     "--study-name": "A study is named by its model; another --storage is another study.",
     "--images-per-epoch": "Where compiling wins, a note says how long it takes to pay.",

@@ -43,8 +43,9 @@ INFEASIBLE = 1e-3  # a setting that fits with less than this probability is rule
 FIRST_COST = 0.1
 # After so many failures and no measurement, the next probe needs nothing that a machine may lack.
 MAX_FAILURES = 2
-# Of the time that there is, that a look may take: an eager probe of another precision, which may be
-# several times as fast. One of another attention may take that share of what the next probe leaves.
+# The largest share of the time left that an eager probe of another precision may take, since that
+# may be several times as fast. A probe of another attention may take this share of what the next
+# probe would leave.
 LOOK_SHARE = 0.08
 MODE_SHARE = 0.4  # the share of all time that a probe may take which no gain makes due
 GIVE_UP_SHARE = 0.7  # a probe that surely stays under this share of the best rate cannot win

@@ -92,9 +92,8 @@ class Distribution(Checked):
         is_split = self.parallelism == "hsdp" and not self.world_size % self.nodes
         if is_split and self.shard_size in (1, self.world_size):
             message = (
-                "hsdp shards over the devices of a machine and copies that over machines: "
-                f"{self.world_size} devices on {self.nodes} nodes are no such share (choose fsdp "
-                "or ddp)"
+                "hsdp needs two machines or more with two GPUs or more each, and here are "
+                f"{self.world_size} on {self.nodes} (choose fsdp or ddp)"
             )
             yield Fault(message, fields=("nodes", "world_size"))
 

@@ -114,8 +114,9 @@ def guess_compile_seconds(
 # with eager; 1.74 and 1.86 are predicted.
 # An arm's own was 0.06: with 0.04 a search without a budget ends after 9.0 probes in place of 10.5,
 # and loses as much (0.9%, the mean of 180 simulated devices of f01384b, seeds from 1000).
-# What a precision makes of an attention: torch has other kernels for it in each. With 0.15 for none
-# searches of hot devices lost 4.4% in nine of ten for 9.9, in other worlds as much (18 of each).
+# `kernels` is what a precision makes of an attention, since torch has other kernels for it in each:
+# 0.15 in place of 0 lowers what nine of ten searches of hot devices lose from 9.9% to 4.4%; other
+# worlds do not change (18 devices each).
 ESTIMATED_SECONDS = KernelScales(
     bias=0.5,
     axes={"precision": 0.04, "checkpointing": 0.03, "compile": 0.1, "attention": 0.3,
@@ -125,10 +126,10 @@ ESTIMATED_SECONDS = KernelScales(
 )  # fmt: skip
 # Nobody measured this link, so an exchange between devices may take 5 ms to 2.6 s longer than is
 # predicted: an assumption. Each of these delays is as likely as none, so a first step that is slow
-# counts as one that waited, until a step of another length refutes that. So the search on four
-# simulated GPUs lost 1.4% in the mean; it lost 2.5% where none was as likely as all delays
-# together, and 2.5% with a deviation of a step's cost in place of delays (72 devices on a slow link
-# and 36 on a fast one, as of 52c49df, seeds from 100).
+# counts as one that waited, until a step of another length refutes that. With these delays the
+# search on four simulated GPUs lost 1.4% on average; with one half of the probability on no delay
+# 2.5%, and with a standard deviation in place of delays 2.5% (72 devices on a slow link and 36 on a
+# fast one, as of 52c49df, seeds from 100).
 SPREAD_SECONDS = replace(ESTIMATED_SECONDS, delays=tuple(0.005 * 2**i for i in range(10)))
 GUESSED_SECONDS = KernelScales(
     bias=3.0,
