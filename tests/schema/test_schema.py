@@ -183,7 +183,7 @@ EXCLUDED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     ),
     ({"world_size": 8}, "cannot be split over 3 nodes: choose a multiple of 3", [{"nodes": 3}]),
     ({"parallelism": "ddp"}, "belongs to parallelism fsdp or hsdp", [{"fsdp_reshard": False}]),
-    ({"parallelism": "hsdp", "world_size": 8}, "8 on 1", [{}, {"nodes": 8}]),
+    ({"parallelism": "hsdp", "world_size": 8}, "two machines or more", [{}, {"nodes": 8}]),
 ]  # fmt: skip
 
 
