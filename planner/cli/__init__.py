@@ -54,13 +54,13 @@ TROUBLE = "When something is wrong"
 BEFORE_LAUNCH, ON_DEVICE, LISTS_AND_FILES = "Before you launch", "On your device", "Lists and files"
 # name -> (location of its click command, heading in `planner --help`, description there)
 COMMANDS = {
-    "estimate": ("estimate:estimate", BEFORE_LAUNCH, "Predict a training step's memory and time."),
-    "advise": ("estimate:advise", BEFORE_LAUNCH, "Find the fastest ways to fit, change by change."),
+    "estimate": ("estimate:command", BEFORE_LAUNCH, "Predict a training step's memory and time."),
+    "advise": ("advise:command", BEFORE_LAUNCH, "Find the fastest ways to fit, change by change."),
     "emulate": ("emulate:command", BEFORE_LAUNCH, "Run your own program on an emulated GPU."),
     "tune": ("measure:tune", ON_DEVICE, "Find the fastest setting by short training runs."),
     "data": ("measure:data", ON_DEVICE, "Measure how fast this machine feeds a training."),
     "emit": ("emit:command", "Into your trainer", "Write a result as a trainer's configuration."),
-    "report": ("estimate:report", "To look at", "Draw runs and estimates as one page."),
+    "report": ("report:command", "To look at", "Draw runs and estimates as one page."),
     "doctor": ("diagnose:doctor", TROUBLE, "Find what slows this environment down."),
     "explain": ("diagnose:explain", TROUBLE, "Say why a training ended, from its log."),
     "gpus": ("lists:gpus", LISTS_AND_FILES, "List the GPUs that --gpu knows."),

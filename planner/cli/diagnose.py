@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from planner.cli.options import WORLD, Fields, Json, argument, of_schema, reads
+from planner.cli.options import WORLD, Fields, Json, argument, of_schema, option, reads
 from planner.cli.rows import one_setting, parse_gpu
 from planner.cli.show import answer
 from planner.core.errors import refuse_if, shorten
 from planner.core.files import is_pipe
-from planner.core.schema.validation import option
 from planner.core.terminal import shows_seconds
 from planner.estimation.estimate import default_precision, estimate
 from planner.machine.doctor import install_line, load_facts, read_facts

@@ -1,25 +1,21 @@
-"""`planner estimate`, `planner advise` and `planner report`: predictions before a launch."""
+"""`planner estimate`: the memory and time of a training, before its launch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from planner.cli.options import TO_FILE, Fields, Printed, argument, of_schema, reads, refuse_if
-from planner.cli.rows import RECORDING, Costed, OnDevice, Rows, check_link, parse_gpu, read_settings
+from planner.cli.options import Printed, argument, reads, refuse_if, switch
+from planner.cli.rows import RECORDING, Costed, Rows, check_link, read_settings
 from planner.cli.show import answer, say, tell
 from planner.core.files import to_json
-from planner.core.schema import Model, ResolvedSetting, TrainSetting, parse
-from planner.core.schema.validation import option, switch
+from planner.core.schema import Model, ResolvedSetting
 from planner.core.terminal import collect_nothing, shows_seconds
 from planner.core.units import format_bytes
-from planner.estimation.arguments import read_setting
 from planner.estimation.estimate import Estimate, default_precision, estimate_ledger, resolve
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.libraries.limits import batch_multiple
 from planner.machine.hardware import Gpu, find_gpu
-from planner.machine.hardware.fabric import find_fabric
 from planner.machine.hardware.gpu import check_precision
 from planner.recording import recordings
 from planner.throughput.result import TrainingLength
@@ -27,7 +23,6 @@ from planner.throughput.result import TrainingLength
 if TYPE_CHECKING:
     from planner.estimation.scaling import Scaled
     from planner.report.page.contents import Part
-    from planner.report.step import PredictedStep
 
 # Options that have no effect where several GPUs are ranked, or with --max-batch.
 NOT_FOR_RANKING = {
@@ -51,7 +46,7 @@ class EstimateRequest(Costed, Rows, Printed):
 
 
 @reads(EstimateRequest)
-def estimate(request: EstimateRequest) -> None:
+def command(request: EstimateRequest) -> None:
     """Predict the memory and time of training MODEL, before you launch it.
 
     MODEL is LIBRARY:NAME (any model of timm, torchvision or transformers: timm:resnet50), a YAML or
@@ -138,14 +133,13 @@ def _print_estimates(
     if any(gpu != cards[gpu] and not is_on_shapes(m, s, request.recorded) for gpu, m, s in rows):
         text = "Recorded on a card of each capability: others reserve some % more or less."
         remarks = [*remarks, text]
+    estimates: list[Estimate] = []
     with shows_seconds():
-        ledgers = [step_ledger(*row[1:], request.recorded, cards[row[0]]) for row in rows]
-        estimates = [
-            estimate_ledger(
-                model, setting, ledger, request.target(gpu), allow_retries=not is_ranked
-            ).with_cost(length)
-            for (gpu, model, setting), ledger in zip(rows, ledgers, strict=True)
-        ]
+        for gpu, model, setting in rows:
+            ledger = step_ledger(model, setting, request.recorded, cards[gpu])
+            target = request.target(gpu)
+            found = estimate_ledger(model, setting, ledger, target, allow_retries=not is_ranked)
+            estimates.append(found.with_cost(length))
     scaled: Sequence[Scaled] = ()
     if is_ranked:
         estimates.sort(key=rank_key)
@@ -227,123 +221,3 @@ def _print_largest(
         return _answer_parts(request, fitting, notes, (), sizes)
 
     answer(request, results, text)
-
-
-PAGE_FLAGS = ("--targets", "--output", "--force", "--title")
-
-
-class ReportRequest(Rows):
-    """The request of `planner report`."""
-
-    targets: tuple[str, ...] = argument("RUN|MODEL…", "models")
-    output: str = option("The page, one .html file.", *TO_FILE, default="report.html")
-    force: bool = switch("Also replace what 'planner report' did not write.")
-    title: str | None = option("The page's title.", "TEXT", "Output")
-
-
-@reads(ReportRequest)
-def report(request: ReportRequest) -> None:
-    """Draw RUNs and MODELs as one HTML page that opens offline.
-
-    A RUN is the --output of 'planner tune' (also while it runs), or a file of records. A MODEL is
-    estimated with the options of 'planner estimate': several values make several estimates, and
-    --gpu all ranks every GPU. Two runs or estimates, or more, are shown side by side.
-
-    Examples:
-      planner report run
-      planner report native:swin_tiny --batch-size 64 --gpu "RTX 3090,RTX 4090"
-    """
-    from search.runs import check_options, check_page, check_target, is_run, write_report
-
-    check_page(request.output, request.force)
-    for target in request.targets:
-        check_target(target)
-    typed = {flag: value for flag, value in request.typed.items() if flag not in PAGE_FLAGS}
-    check_options(typed, request.targets)
-    shown: list[str | PredictedStep] = []
-    for target in request.targets:
-        shown += [target] if is_run(target) else _predicted_steps(target, request)
-    written = write_report(shown, request.output, title=request.title or "", force=request.force)
-    say(f"Wrote {written}.")
-
-
-def _predicted_steps(model: str, request: ReportRequest) -> list[PredictedStep]:
-    """The steps that the options mean: one for each GPU and each combination of values. With
-    --gpu all, the fastest that fits is first."""
-    from search.runs import predicted_step
-
-    is_ranked = (request.gpu or "").casefold() == "all"
-    if is_ranked:
-        request.refuse("--gpu all", NOT_FOR_RANKING)
-    gpu_groups: list[tuple[Gpu, ...]] = [(gpu,) for gpu in request.gpus] or [()]
-    rows: list[StepRow] = []
-    for gpus in [request.gpus] if is_ranked else gpu_groups:
-        new_rows, remarks = read_rows(model, request, gpus, {})
-        rows += new_rows
-        for line in remarks:
-            tell(line)
-    requests = [(config, setting, gpu) for gpu, config, setting in rows]
-    record_ledgers(requests, recorded=request.recorded)
-    steps = [predicted_step(config, setting, request.target(gpu)) for gpu, config, setting in rows]
-    steps = [replace(step, model_text=model, fields=request.fields.model) for step in steps]
-    return sorted(steps, key=lambda step: rank_key(step.estimate)) if is_ranked else steps
-
-
-class AdviseRequest(Costed, OnDevice, Printed):
-    """The request of `planner advise`."""
-
-    model: str = argument("MODEL", "models")
-    fields: Fields = of_schema("one")
-    gpu: str | None = option("A GPU of 'planner gpus'.", "NAME", "Device", values="gpus")
-    keep: tuple[str, ...] = option(
-        "Leave these fields as they are, or refuse changes of rounding, recipe or learning-rate.",
-        "FIELD[,FIELD…]", "What may change", default=(), values="kept",
-    )  # fmt: skip
-    allow: tuple[str, ...] = option(
-        "Also try recipe (other optimizers, 8 bits) or adapters (train only a part).",
-        "EFFECT[,EFFECT…]", "What may change", default=(), values="allowed",
-    )  # fmt: skip
-    recorded: bool = switch("Record what is not tried without (compile), once: minutes.",
-                            "--record", RECORDING)  # fmt: skip
-
-
-@reads(AdviseRequest)
-def advise(request: AdviseRequest) -> int:
-    """Say how to train MODEL as fast as possible in a GPU's memory, before you launch it.
-
-    Does it fit as it stands (bf16, or fp16 on a GPU without it, adamw, no checkpointing, not
-    compiled, unless options say otherwise)? If not: the fastest ways to make it fit, what each
-    change does to memory and time, and what the GPU waits for. Each way keeps the images of a step.
-    An option has one value: 'planner estimate' compares several. Exit status 1 where nothing fits.
-
-    Examples:
-      planner advise native:swin_tiny --batch-size 256 --gpu "RTX 3060"
-      planner advise native:swin_tiny --memory 6GiB --keep compile,offload
-    """
-    collect_nothing()
-    from planner.advice import advising
-    from planner.cli.rows import refuse_several
-    from planner.report.advice import advice_answer
-
-    refuse_several(request.fields, "advice", request.gpu)
-    setting_fields: dict[str, Any] = dict(request.fields.setting)
-    gpu, batch_size = parse_gpu(request.gpu), None
-    if setting_fields.get("world_size", "1") != "1":
-        check_link(request.link, [read_setting(setting_fields, {})], gpu)
-    elif request.link is not None:  # the link between the GPUs that advice adds
-        find_fabric(gpu, 1, request.link)
-    if size := setting_fields.pop("batch_size", None):
-        batch_size = parse(TrainSetting, {"batch_size": size}, "the setting").batch_size
-    advice = advising.advise(
-        request.model, gpu=gpu, memory_bytes=request.memory, batch_size=batch_size,
-        global_batch=request.global_batch, keep=_split_words(request.keep),
-        allow=_split_words(request.allow), allocator=request.allocator, link=request.link,
-        epochs=request.epochs, images_per_epoch=request.images_per_epoch, recorded=request.recorded,
-        **{**request.fields.model, **setting_fields},
-    )  # fmt: skip
-    answer(request, advice, lambda: advice_answer(advice))
-    return 0 if advice.recommended is not None else 1
-
-
-def _split_words(texts: tuple[str, ...]) -> list[str]:
-    return [word for text in texts for word in text.split(",") if word.strip()]

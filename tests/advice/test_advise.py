@@ -43,7 +43,7 @@ def wish_for(
 
 def test_every_row_is_the_estimate_of_its_own_command(advice: Advice) -> None:
     """The flags are typed, and bytes and rate come out the same."""
-    from planner.cli.estimate import estimate as command
+    from planner.cli.estimate import command
 
     rows = [advice.plain, advice.recommended, *advice.ways, *advice.front]
     unique = {row.flags: row for row in rows if row is not None}

@@ -17,7 +17,7 @@ MANY = ("native:swin_tiny", *A100, "--gpus")
 
 
 def invoke(*arguments: str) -> Result:
-    from planner.cli.estimate import estimate as command
+    from planner.cli.estimate import command
 
     return CliRunner().invoke(command, list(arguments))
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 import search
 from planner.cli import cli
-from planner.cli.estimate import report as command
+from planner.cli.report import command
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import TrainSetting
 from planner.machine.hardware import all_gpus
