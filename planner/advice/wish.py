@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import Any, Literal
 
-from planner.core.errors import UnsupportedError, UsageError, unknown_name
+from planner.core.errors import UnsupportedError, UsageError, refuse_faults, unknown_name
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
+from planner.core.schema.validation import faults_between
 from planner.estimation.arguments import (
     ModelLike,
     SettingLike,
@@ -331,8 +332,9 @@ class Wish:
         try:
             setting = TrainSetting.model_validate(changed.setting.model_dump())
         except ValidationError as error:
-            message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-            raise UnsupportedError(message) from None
+            refuse_faults(faults_between(error))
+            laws = [str(fault["msg"]) for fault in error.errors()]  # of single fields
+            raise UnsupportedError("; ".join(laws)) from None
         self.resolved(setting)
         if is_on_shapes(self.model, choice.setting) and not is_on_shapes(self.model, setting):
             raise UnsupportedError(NOT_COMPARED)

@@ -84,10 +84,8 @@ def _read_model(model: ModelLike, overrides: Mapping[str, Any]) -> Model:
         return parse(NamedModel, {**model, **overrides}, "the model")
     if isinstance(model, Mapping):
         return override_swin(parse(SwinConfig, {**model, **overrides}, "the model"), {})
-    raise UsageError(
-        "a model is LIBRARY:NAME, package.module:factory, a file, a SwinConfig or its fields, and "
-        f"{shorten(model)} is not."
-    )
+    law = "a model is LIBRARY:NAME, package.module:factory, a file, a SwinConfig or its fields"
+    raise UsageError(f"{law}, and {shorten(model)} is not.", "List names with 'planner models'.")
 
 
 def read_setting(
@@ -98,9 +96,8 @@ def read_setting(
     """A setting from a setting with `overrides`, or from fields over `defaults`. Several devices
     without a parallelism run ddp, as on the command line."""
     if setting is not None and not isinstance(setting, TrainSetting | Mapping):
-        raise UsageError(
-            f"a setting is a TrainSetting or a mapping of its fields, not {shorten(setting)}."
-        )
+        law = f"a setting is a TrainSetting or a mapping of its fields, not {shorten(setting)}."
+        raise UsageError(law, 'For example {"batch_size": 64, "precision": "bf16"}.')
     fields = dict(overrides or {})
     if isinstance(setting, TrainSetting):
         if not fields:
@@ -120,7 +117,9 @@ def read_gpu(gpu: str | Gpu | None) -> Gpu | None:
         return gpu
     if isinstance(gpu, str):
         return find_gpu(gpu)
-    raise UsageError(f"a GPU is a name of 'planner gpus' or a Gpu, and {shorten(gpu)} is not.")
+    raise UsageError(
+        f"a GPU is a name or a Gpu, not {shorten(gpu)}.", "'planner gpus' lists names."
+    )
 
 
 def read_memory(memory: int | str | None) -> int | None:
@@ -136,7 +135,8 @@ def read_allocator(allocator: str | AllocatorConfig | None) -> AllocatorConfig |
         return allocator
     if isinstance(allocator, str):
         return parse_allocator_config(allocator)
-    raise UsageError(f"an allocator's options are text, and {shorten(allocator)} is not.")
+    law = f"an allocator's options are text, and {shorten(allocator)} is not."
+    raise UsageError(law, 'For example "expandable_segments:True".')
 
 
 def allocator_here(allocator: str | AllocatorConfig | None) -> AllocatorConfig | None:

@@ -137,7 +137,8 @@ def read_predicted(data: Any, source: str, way: int | None = None) -> Predicted:
     rows = [row.get("estimate", row) for row in rows]  # of --max-batch
     rows = [row for row in rows if row is not None]
     if not rows:
-        raise UnsupportedError(f"{source} holds no setting that fits.")
+        law = f"{source} holds no setting that fits."
+        raise UnsupportedError(law, "Ask 'planner advise --json' for some, and name its answer.")
     settings = [_read_figures(row, source) for row in rows]
     if way is None and len(settings) > 1:
         raise UsageError(
@@ -157,7 +158,8 @@ def _read_way(advice: Mapping[str, Any], source: str, way: int | None) -> Predic
         raise UnsupportedError(f"{source} holds no way that fits.", way_out)
     chosen = best if way is None else _number(ways, way, source)
     if not isinstance(chosen, Mapping):
-        raise UsageError(f"{source} is no answer of `planner advise`: a way is no JSON object.")
+        law = f"{source} is no answer of `planner advise`: a way is no JSON object."
+        raise UsageError(law, "Write it again with 'planner advise --json'.")
     share = advice.get("share")
     return _read_figures({**shared, **chosen}, source, share if isinstance(share, int) else None)
 

@@ -222,6 +222,8 @@ def load_facts(path: str | Path) -> Facts:
     names no other. Raises UsageError."""
     from pydantic import TypeAdapter, ValidationError
 
+    from planner.core.schema.validation import MAX_FAULTS
+
     try:
         answer = parse_json(read_text(Path(path), MAX_RESULT_BYTES), str(path))
         raw = answer.get("machine", answer) if isinstance(answer, dict) else {}
@@ -231,9 +233,11 @@ def load_facts(path: str | Path) -> Facts:
     except UsageError as error:
         raise UsageError(error.message, error.way_out or _WAY_OUT) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        message = f"{path} holds no machine: {place}: {first['msg'].lower()}."
+        faults = [
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].lower()}."
+            for fault in error.errors()[:MAX_FAULTS]
+        ]
+        message = "\n  ".join((f"{path} holds no machine:", *faults))
         raise UsageError(message, _WAY_OUT) from None
     return facts if facts.source else replace(facts, source=str(path))
 

@@ -176,7 +176,7 @@ _REFUSED = {
 
 def _refuse(key: str, value: str) -> None:
     if key == "backend" and value not in ("native", "cudaMallocAsync", "hipMallocAsync"):
-        raise UsageError(f"backend is native or cudaMallocAsync, not {value!r}")
+        raise UsageError(f"backend is native or cudaMallocAsync, not {value!r}", "Leave it out.")
     if value != "native":
         raise UnsupportedError(
             f"{key}:{shorten(value, 40)} {_REFUSED[key]}, which is not modelled.",
@@ -187,7 +187,7 @@ def _refuse(key: str, value: str) -> None:
 
 def _read_switch(key: str, value: str) -> bool:
     if value not in ("True", "False"):
-        raise UsageError(f"{key} is True or False, not {value!r}")
+        raise UsageError(f"{key} is True or False, not {value!r}", f"Write {key}:True.")
     return value == "True"
 
 
@@ -196,8 +196,8 @@ def _read_mib(key: str, value: str) -> int:
     is_number = value.isascii() and value.isdecimal() and len(value) <= 20
     number, minimum = int(value) if is_number else -1, LARGE_SEGMENT_BYTES // MIB
     if not minimum <= number < 2**64 // MIB:
-        law = f"{minimum} or more and under 2^44"
-        raise UsageError(f"{key} is a whole number of MiB, {law}, not {shorten(value, 40)}")
+        law = f"{key} is a whole number of MiB, {minimum} or more and under 2^44"
+        raise UsageError(f"{law}, not {shorten(value, 40)}", f"For example {key}:512.")
     return number * MIB
 
 

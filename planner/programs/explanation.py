@@ -419,7 +419,7 @@ def _estimate_plan(plan: Any, card: Gpu | None, allocator: str | None) -> Estima
     from planner.estimation.estimate import Estimate, estimate
     from planner.estimation.predicted import Predicted, is_predicted, read_predicted
     from planner.machine.hardware.gpu import recognise_gpu
-    from planner.trainers.emission import as_result, read_json
+    from planner.trainers.emission import as_result, nothing_fitted, read_json
 
     if isinstance(plan, str | PathLike):
         data, source = read_json(named_path(plan, "plan"))
@@ -427,7 +427,7 @@ def _estimate_plan(plan: Any, card: Gpu | None, allocator: str | None) -> Estima
     if isinstance(plan, Estimate):
         return plan
     if plan.setting is None:
-        raise UsageError("the plan recommends nothing: no setting fitted.")
+        raise nothing_fitted("the plan")
     if isinstance(plan, Predicted):
         card, allocator = card or plan.gpu, allocator or plan.allocator
     else:

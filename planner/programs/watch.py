@@ -23,7 +23,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
-from planner.core.errors import UsageError
 from planner.core.units import format_bytes, format_rate
 
 Batch = TypeVar("Batch")
@@ -264,7 +263,7 @@ def read_plan(plan: object) -> Planned:
     """What a plan expects of one device. Raises UsageError for what is no plan."""
     from planner.core.files import named_path, to_json
     from planner.estimation.predicted import is_predicted, read_predicted
-    from planner.trainers.emission import as_result, read_json
+    from planner.trainers.emission import as_result, nothing_fitted, read_json
 
     data, source = to_json(plan), "the plan"
     if isinstance(plan, str | PathLike):
@@ -280,7 +279,7 @@ def read_plan(plan: object) -> Planned:
     result = as_result(data, source)
     evidence, setting, fed = result.evidence, result.setting, result.feeding
     if evidence is None or setting is None:
-        raise UsageError(f"{source} recommends nothing: no setting fitted.")
+        raise nothing_fitted(source)
     rate = (fed.images_per_second if fed else None) or evidence.images_per_second
     images = setting.batch_size * setting.accumulate
     if result.device.kind == "cpu":  # where a probe's bytes are of its whole process

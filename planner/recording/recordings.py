@@ -157,7 +157,10 @@ class RecordingServer:
                     return b"".join(pieces), status
                 pieces.append(piece)
         if piece is None:
-            raise PlannerError("its step was not recorded in the time that was left.")
+            raise PlannerError(
+                "its step was not recorded in the time that was left.",
+                "Record it first with 'planner estimate', which has no limit.",
+            )
         raise PlannerError(
             "the process that records steps was ended from outside.", "What it said last is above."
         )

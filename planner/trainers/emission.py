@@ -197,10 +197,17 @@ def read_json(path: str | PathLike[str]) -> tuple[Any, str]:
         ) from None
 
 
+def nothing_fitted(source: str) -> UsageError:
+    """The error for a recommendation without a setting."""
+    law = f"{source} recommends nothing: no setting fitted."
+    return UsageError(law, "Tune with a smaller batch, then name that folder.")
+
+
 def as_result(data: object, source: str) -> Recommendation:
     """The recommendation in parsed JSON that `source` names. Raises UsageError."""
     if not isinstance(data, Mapping):
-        raise UsageError(f"{source} holds no recommendation: it is not a JSON object.")
+        law = f"{source} holds no recommendation: it is not a JSON object."
+        raise UsageError(law, "Name the recommendation.json that 'planner tune' wrote.")
     version = data.get("format")
     if version is None:
         raise UsageError(

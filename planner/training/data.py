@@ -169,7 +169,8 @@ def _open_factory(location: str) -> OpenData:
             "Return the data set itself: with __getitem__ and __len__, or an IterableDataset.",
         )
     if not is_stream and not len(dataset):
-        raise PlannerError(f"{location} returned a data set without items.")
+        law = f"{location} returned a data set without items."
+        raise PlannerError(law, "Return one with items: does its folder hold any?")
     return OpenData(dataset if is_stream else _name_faulty_items(dataset, location), collate)
 
 

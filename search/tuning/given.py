@@ -101,7 +101,8 @@ def _train(
     try:
         kept = emitted.write(folder)
     except OSError as error:
-        raise PlannerError(f"{folder} cannot be written: {error.strerror}.") from None
+        law = f"{folder} cannot be written: {error.strerror}."
+        raise PlannerError(law, "Name another folder with --output.") from None
     assert result.setting is not None
     assert result.evidence is not None
     ranks = result.setting.world_size
@@ -128,7 +129,8 @@ def _train(
             raise PlannerError(f"{kept} took longer than {format_seconds(allowed)}.") from None
         lines = log.read_text("utf-8", "replace").strip().splitlines()
         if status != 0:
-            raise PlannerError(f"{kept} ended with status {status}: {(lines or ['-'])[-1][:300]}")
+            law = f"{kept} ended with status {status}: {(lines or ['-'])[-1][:300]}"
+            raise PlannerError(law, "Run it by itself: it prints the rest.")
         log_lines = Path(scratch, "trained", "log.jsonl").read_text("utf-8").splitlines()
     steps = [line for line in map(json.loads, log_lines) if line.get("step", 0) > WARM_STEPS]
     speeds = [line for line in steps if "images_per_second" in line]

@@ -107,7 +107,8 @@ def parse(schema: type[ModelT], data: Mapping[str, Any], source: str) -> ModelT:
     """`data` as a `schema`. Raises UsageError that lists all faults, in the user's field names; its
     message names the `source` ("swin.yaml", "--set")."""
     if not isinstance(data, Mapping):
-        raise UsageError(f"{source} must be a mapping of fields to values, not {shorten(data)}.")
+        law = f"{source} must be a mapping of fields to values, not {shorten(data)}."
+        raise UsageError(law, "Write a name and a value for each field.")
     data = {str(field): value for field, value in data.items()}
     try:
         return schema.model_validate(data)

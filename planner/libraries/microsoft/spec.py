@@ -17,6 +17,7 @@ from planner.core.errors import PlannerError, UnsupportedError, UsageError, shor
 from planner.core.schema import SwinConfig
 from planner.libraries.maps import feature_maps
 from planner.libraries.spec import (
+    OWN_FACTORY,
     LibrarySpec,
     check_one_window,
     check_pretrained_window,
@@ -227,7 +228,8 @@ def read_authors_file(data: Mapping[str, Any], source: str) -> dict[str, Any]:
         faults.append("QK_SCALE")
     if faults:
         listed = ", ".join(faults[:MAX_FAULTS]) + (", …" if len(faults) > MAX_FAULTS else "")
-        raise UnsupportedError(f"{source} sets fields that are not supported: {listed}.")
+        law = f"{source} sets fields that are not supported: {listed}."
+        raise UnsupportedError(law, OWN_FACTORY)
     return {
         "library": "microsoft",
         "name": model.get("NAME", Path(source).stem),
@@ -245,7 +247,8 @@ def _section(data: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
     section = data.get(name) or {}
     if not isinstance(section, dict):
         raise UsageError(
-            f"{source}: {name} is a section with fields of its own, not {shorten(section)}."
+            f"{source}: {name} is a section with fields of its own, not {shorten(section)}.",
+            "Write each field of it in a line of its own below it.",
         )
     return {str(field): value for field, value in section.items()}
 

@@ -52,7 +52,8 @@ def installed_wheels() -> Wheels:
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         raise PlannerError(
             f"a GPU is emulated on Linux on {' or '.join(MACHINES)}, and this is "
-            f"{sys.platform} on {platform.machine()}."
+            f"{sys.platform} on {platform.machine()}.",
+            "Run it on such a machine, or in a container of Linux.",
         )
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:

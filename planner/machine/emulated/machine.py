@@ -72,7 +72,7 @@ class EmulatedGpu:
             raise UsageError(f"a GPU's name is a line of text, and {shorten(self.name)} is not.")
         negative = [f.name for f in fields(self) if _is_negative(getattr(self, f.name))]
         if negative:
-            raise UsageError(f"a GPU's figures are 0 or more, and {negative[0]} is not.")
+            raise UsageError(f"a GPU's figures are 0 or more, and {', '.join(negative)} not.")
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,11 @@ def emulated_gpu(gpu: str | Gpu, **changes: object) -> EmulatedGpu:
         values["clock_mhz"] = card.boost_mhz
     if not has_code_for(card.capability, architectures()):
         values |= _stand_in(str(values["name"]), card.capability)
-    unknown = sorted(set(changes) - {f.name for f in fields(EmulatedGpu)})
+    known = {f.name for f in fields(EmulatedGpu)}
+    unknown = sorted(set(changes) - known)
     if unknown:
-        raise UsageError(f"an emulated GPU has no {shorten(unknown[0])}.")
+        law = f"an emulated GPU has no {', '.join(map(shorten, unknown))}."
+        raise UsageError(law, f"Its fields: {', '.join(sorted(known))}.")
     return EmulatedGpu(**{**values, **changes})  # type: ignore[arg-type]
 
 
