@@ -162,7 +162,7 @@ EVENT_KINDS: tuple[type[Event], ...] = get_args(Event)
 
 
 @dataclass(eq=False)
-class BatchEvents(Sequence[Any]):
+class BatchEvents(Sequence[Event]):
     """The events of an affine ledger at one batch size. With `scratch_bytes` they are those of a
     device, and scratch has its bytes. The events are only made when one of them is read: an
     estimate reads just their sizes and work."""
