@@ -1,4 +1,4 @@
-"""tune(): the one public entry. Finds the fastest setting for a model on a device by running it."""
+"""`search.tune`: finds the fastest setting for a model on a device, by running it."""
 
 import contextlib
 import hashlib
@@ -233,12 +233,12 @@ def _hold_devices(stack: contextlib.ExitStack, where: str, devices: Sequence[str
     """Keeps other tuners off the devices while the stack lasts. Returns notes: which of differing
     cards is tuned, and whether another tuner is at it."""
     uuids = dict.fromkeys(uuid for name in devices if (uuid := describe_device(name).uuid))
-    held = [stack.enter_context(hold_gpu(uuid)) for uuid in uuids]
+    locks = [stack.enter_context(hold_gpu(uuid)) for uuid in uuids]
     shared = (
         f"Another tuner of this machine is at {where}: both measure too slow, and each may take "
         "the other's memory. Let one end first."
     )
-    return [*filter(None, [name_card(where)]), *([] if all(held) else [shared])]
+    return [*filter(None, [name_card(where)]), *([] if all(locks) else [shared])]
 
 
 def _world_notes(devices: Sequence[str]) -> list[str]:
@@ -284,7 +284,8 @@ def default_output(model: Model) -> Path:
 
 
 # Recording a model may take this share of the time left before the first probe: a judgement. A
-# recorded step took 0.2 to 1 s, at three batches each (models of timm, torch 2.14, 2026-11-29).
+# recorded step took 0.2 to 1 s (models of timm, torch 2.14, 2026-11-29), and FEW_BATCHES of
+# `planner.estimation.device_estimator` are recorded of each setting that is not on shapes.
 RECORDING_SHARE = 0.25
 # It may always take so many seconds, up to half of the time left: an import of torch and one
 # recorded step of a small model took 7 to 12 s on two busy cores (torch 2.14, 2026-11-26).
