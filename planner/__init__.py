@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from planner.advice.advising import Advice, advise
+    from planner.advice.advice import Advice, advise
     from planner.core.errors import PlannerError, UnsupportedError, UsageError
     from planner.core.schema import MeasurementRecord, SwinConfig, TrainSetting
     from planner.core.schema.record import Recommendation
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from planner.trainers.emission import emit, emit_setting
 
 _HOMES = {
-    "Advice": "planner.advice.advising", "advise": "planner.advice.advising",
+    "Advice": "planner.advice.advice", "advise": "planner.advice.advice",
     "emit": "planner.trainers.emission", "emit_setting": "planner.trainers.emission",
     "PlannerError": "planner.core.errors", "UnsupportedError": "planner.core.errors",
     "UsageError": "planner.core.errors",

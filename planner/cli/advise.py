@@ -43,7 +43,7 @@ def command(request: AdviseRequest) -> int:
       planner advise native:swin_tiny --memory 6GiB --keep compile,offload
     """
     collect_nothing()
-    from planner.advice import advising
+    from planner.advice.advice import advise as find_advice
     from planner.report.advice import advice_answer
 
     refuse_several(request.fields, "advice", request.gpu)
@@ -55,7 +55,7 @@ def command(request: AdviseRequest) -> int:
         find_fabric(gpu, 1, request.link)
     if size := setting_fields.pop("batch_size", None):
         batch_size = parse(TrainSetting, {"batch_size": size}, "the setting").batch_size
-    advice = advising.advise(
+    advice = find_advice(
         request.model, gpu=gpu, memory_bytes=request.memory, batch_size=batch_size,
         global_batch=request.global_batch, keep=_split_words(request.keep),
         allow=_split_words(request.allow), allocator=request.allocator, link=request.link,

@@ -17,14 +17,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from planner.core.torch_version import installed_version
-from planner.machine.asking import NO_ANSWER
+from planner.machine.torch_answers import NO_ANSWER
 
 # The order of GPUs that nvidia-smi and the driver's library have; CUDA's own is by speed.
 DEVICE_ORDER = "CUDA_DEVICE_ORDER"
 BUS_ORDER = "PCI_BUS_ID"
 
 _DEADLINE_SECONDS = 120  # a first import from a cold network disk can take a minute
-_ASKING = Path(__file__).with_name("asking.py")
+_ANSWERS = Path(__file__).with_name("torch_answers.py")
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
 
 
@@ -85,7 +85,7 @@ def ask_torch(
     ended, errors = f"it took over {_DEADLINE_SECONDS} s", ""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", str(_ASKING), indices], env=bus_ordered(environ),
+            [sys.executable, "-P", str(_ANSWERS), indices], env=bus_ordered(environ),
             capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip

@@ -29,7 +29,7 @@ from planner.core.units import MAX_MEMORY_BYTES, MIB
 from planner.programs.snapshots import NO_STACK, SnapshotReading, read_pickle, read_snapshot
 
 if TYPE_CHECKING:
-    from planner.advice.advising import Advice
+    from planner.advice.advice import Advice
     from planner.estimation.estimate import Estimate
     from planner.machine.hardware.gpu import Gpu
 
@@ -464,7 +464,7 @@ def _compare(explanation: Explanation, predicted: Estimate) -> None:
 def find_relief(predicted: Estimate, missing_bytes: int, room_bytes: int | None) -> Relief:
     """Ways to train the same model that need at least `missing_bytes` less than `predicted`, and at
     most `room_bytes` (the card, less what others hold)."""
-    from planner.advice.advising import advise
+    from planner.advice.advice import advise
 
     total = predicted.device_total_bytes
     target = min(total - missing_bytes, total if room_bytes is None else room_bytes)

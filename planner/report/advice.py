@@ -5,7 +5,7 @@ A way is a setting that fits, and a lever one change that may lead to it.
 
 from collections.abc import Iterable, Iterator
 
-from planner.advice.advising import Advice, Way
+from planner.advice.advice import Advice, Way
 from planner.advice.explaining import Bottleneck, WaterfallStep
 from planner.advice.space import NO_RECORDING
 from planner.advice.wish import NOT_COMPARED

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from planner import __version__
-from planner.advice.advising import advise
+from planner.advice.advice import advise
 from planner.core.schema import MeasurementRecord
 from planner.core.units import GIB, format_bytes, format_rate
 from planner.estimation.largest import largest_that_fits

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from planner.advice.advising import Advice
+from planner.advice.advice import Advice
 from planner.advice.flags import command_of
 from planner.core.errors import PlannerError
 from planner.core.units import GIB, MIB, format_bytes

@@ -57,7 +57,7 @@ from search.probe.device import (
     why_no_segments,
 )
 from search.probe.parent import STEP_MODULES, WORLD_MODULES, rank_devices, rank_threads
-from search.tuning.given import FEEDING_SHARE, ask_factory, check_data, feed
+from search.tuning.user_code import FEEDING_SHARE, ask_factory, check_data, feed
 
 
 def tune(

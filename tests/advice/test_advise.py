@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from planner import advise
-from planner.advice.advising import Advice
+from planner.advice.advice import Advice
 from planner.advice.table import Table
 from planner.advice.wish import ALLOWED, FAITHFUL, LEVERS, Choice, Wish, read_wish
 from planner.cli import cli, main

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from planner import TrainSetting
-from planner.advice.advising import advise
+from planner.advice.advice import advise
 from planner.advice.space import combine_levers
 from planner.advice.table import FRONT_END, FRONT_STEP, Table
 from planner.advice.wish import EXPANDABLE, Choice

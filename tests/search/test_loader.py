@@ -21,8 +21,8 @@ from planner.libraries.names import resolve_model
 from planner.trainers.emission import emit
 from search import loader as loader_file
 from search.loader import find_loader, loader_code
-from search.tuning.given import check_data
 from search.tuning.tune import tune
+from search.tuning.user_code import check_data
 from tests.answers import recommendation_text
 
 HERE = __name__
