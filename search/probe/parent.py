@@ -459,3 +459,21 @@ def rank_threads(num_ranks: int) -> int:
     if threads.isdigit() and int(threads) > 0:
         return int(threads)
     return max(1, math.ceil(read_host().cpus) // num_ranks)
+
+
+def world_notes(devices: Sequence[str]) -> list[str]:
+    """Notes on how several ranks are measured, and what they share."""
+    if len(devices) == 1:
+        return []
+    num, threads = len(devices), rank_threads(len(devices))
+    notes = [
+        f"Each probe is {num} ranks: its memory is the fullest's, its time the slowest's, and "
+        f"rates in tables are one device's. Each rank computes with {threads} "
+        f"thread{'s' * (threads > 1)} of the CPU."
+    ]
+    names = sorted({describe_device(device).name for device in devices})
+    if len(names) > 1:
+        notes.append(f"The GPUs differ ({', '.join(names)}): all wait for the slowest.")
+    if devices[0] == "cpu":
+        notes.append("Ranks on the CPU are a rehearsal: they share its cores, and gloo is no NCCL.")
+    return notes

@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -24,15 +24,12 @@ from planner.ledger import cache
 from planner.ledger.cache import Key, source_digest
 from planner.libraries.building import check_factory
 from planner.machine.torch_build import installed_build
-from planner.memory.allocator_config import (
-    VARIABLES,
-    AllocatorConfig,
-    recorded_allocator,
-    set_environment_options,
-)
+from planner.memory import allocator_config
+from planner.memory.allocator_config import AllocatorConfig
 from search.loop.options import SearchOptions, read_options
 from search.loop.prober import (
     DeviceProber,
+    MemoryBudget,
     OnProgress,
     Prober,
     find_budget,
@@ -56,8 +53,8 @@ from search.probe.device import (
     why_no_gpu,
     why_no_segments,
 )
-from search.probe.parent import STEP_MODULES, WORLD_MODULES, rank_devices, rank_threads
-from search.tuning.user_code import FEEDING_SHARE, ask_factory, check_data, feed
+from search.probe.parent import STEP_MODULES, WORLD_MODULES, rank_devices, world_notes
+from search.tuning.user_code import FEEDING_SHARE, Made, ask_factory, check_data, feed
 
 
 def tune(
@@ -125,7 +122,7 @@ def tune(
         usual, notes = None, list[str]()
         if asked.allocator is None:
             usual, notes = usual_options(choose_device(asked.device))
-        with set_environment_options(asked.allocator or usual):
+        with allocator_config.set_environment_options(asked.allocator or usual):
             return _tune(chosen, asked, estimator, prober, on_progress, notes)
 
 
@@ -134,7 +131,6 @@ def _tune(
     prober: Prober | None, on_progress: OnProgress, default_notes: list[str],
 ) -> Recommendation:  # fmt: skip
     """`default_notes` are those on the allocator's options where nobody named any."""
-    base, restrict = options.base, options.restrict
     made = None
     if prober is None and isinstance(model, FactoryModel):
         with interruptible():
@@ -142,37 +138,17 @@ def _tune(
     data = None
     if options.data is not None:
         data = check_data(options.data, model, made is not None and made.is_task)
-    if made is not None and made.has_optimizer:
-        base = with_own_optimizer(base, restrict, model.title)
-        restrict = {axis: v for axis, v in restrict.items() if axis != "optimizer"}
     budget = options.budget_seconds
     if budget is not None and data is not None:
         budget *= 1 - FEEDING_SHARE
     limits = Limits(options.trials, budget)
-    where = choose_device(options.device)
-    device = describe_device(where)
-    identity = StudyIdentity(
-        model=model, versions=versions(),
-        device=device.model_copy(update={"memory_cap_bytes": options.memory_bytes}),
-    )  # fmt: skip
-    allocator, allocator_notes = _allocator(identity, options)
-    allocator_notes = default_notes or allocator_notes
-    check_world(where, options.base)
-    devices = rank_devices(where, options.base)
-    memory = find_budget(device, least_free(devices), options, len(devices))
-    output = make_folder(options.output or default_output(model))
-    space = make_space(
-        model, identity.device, base, restrict=restrict,
-        batch_sizes=options.batch_size, global_batch=options.global_batch, start=options.start,
-    )  # fmt: skip
-    study = ProbeStudy(
-        space, output / TUNE_PROBES, memory.budget_bytes, options.storage, f"planner {model.title}"
-    )
-    notes = [*allocator_notes, *memory.notes, *space.left_out]
+    place = _find_place(model, options, default_notes)
+    where, devices, identity, allocator, memory = place[:-1]
+    study, output = _open_study(model, options, place, made)
+    space = study.space
+    notes = [*place.notes, *space.left_out]
     if options.start is not None and space.first is None:
         notes.append("The setting to begin with cannot run here: the search begins as usual.")
-    if where == "cpu" and options.device == "auto":
-        notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({device.name}).")
     say = note_taker(on_progress)
     with contextlib.ExitStack() as stack:
         if options.storage is None:
@@ -180,7 +156,7 @@ def _tune(
         notes += study.take_over(identity, options.accept_different)
         limits.charge(study.records())
         whole = Limits(None, options.budget_seconds, limits.spent_seconds)
-        notes += [*_hold_devices(stack, where, devices), *_world_notes(devices)]
+        notes += [*_hold_devices(stack, where, devices), *world_notes(devices)]
         for note in notes:
             say(note)
         own = None
@@ -211,6 +187,53 @@ def _tune(
     return recommendation
 
 
+class _Place(NamedTuple):
+    """Where a search probes and by what a study knows it; with what memory, and notes on these."""
+
+    where: str
+    devices: Sequence[str]
+    identity: StudyIdentity
+    allocator: AllocatorConfig | None
+    memory: MemoryBudget
+    notes: list[str]
+
+
+def _find_place(model: Model, options: SearchOptions, default_notes: list[str]) -> _Place:
+    """Raises UsageError and UnsupportedError where this machine has no such place."""
+    where = choose_device(options.device)
+    device = describe_device(where)
+    identity = StudyIdentity(
+        model=model, versions=versions(),
+        device=device.model_copy(update={"memory_cap_bytes": options.memory_bytes}),
+    )  # fmt: skip
+    allocator, allocator_notes = _allocator(identity, options)
+    check_world(where, options.base)
+    devices = rank_devices(where, options.base)
+    memory = find_budget(device, least_free(devices), options, len(devices))
+    notes = [*(default_notes or allocator_notes), *memory.notes]
+    if where == "cpu" and options.device == "auto":
+        notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({device.name}).")
+    return _Place(where, devices, identity, allocator, memory, notes)
+
+
+def _open_study(
+    model: Model, options: SearchOptions, place: _Place, made: Made | None
+) -> tuple[ProbeStudy, Path]:
+    """The study of the settings that are asked for, with the optimizer of the task where it makes
+    one; and its folder. Raises UnsupportedError where another optimizer is named."""
+    base, restrict = options.base, options.restrict
+    if made is not None and made.has_optimizer:
+        base = with_own_optimizer(base, restrict, model.title)
+        restrict = {axis: v for axis, v in restrict.items() if axis != "optimizer"}
+    output = make_folder(options.output or default_output(model))
+    space = make_space(
+        model, place.identity.device, base, restrict=restrict,
+        batch_sizes=options.batch_size, global_batch=options.global_batch, start=options.start,
+    )  # fmt: skip
+    budget_bytes, title = place.memory.budget_bytes, f"planner {model.title}"
+    return ProbeStudy(space, output / TUNE_PROBES, budget_bytes, options.storage, title), output
+
+
 TORCHS_OWN = "expandable_segments:False"
 
 
@@ -219,7 +242,7 @@ def usual_options(device: str) -> tuple[str | None, list[str]]:
     this environment names any: those that advice counts with, or None for torch's own. And notes.
     """
     is_cuda = device != "cpu" and (installed_build() or "rocm")[0].isdigit()
-    if not is_cuda or any(name in os.environ for name in VARIABLES):
+    if not is_cuda or any(name in os.environ for name in allocator_config.VARIABLES):
         return None, []
     if why := why_no_segments(device):
         return None, [f"Probes run without expandable segments, which fail on this device: {why}."]
@@ -241,24 +264,6 @@ def _hold_devices(stack: contextlib.ExitStack, where: str, devices: Sequence[str
     return [*filter(None, [name_card(where)]), *([] if all(locks) else [shared])]
 
 
-def _world_notes(devices: Sequence[str]) -> list[str]:
-    """Notes on how several ranks are measured, and what they share."""
-    if len(devices) == 1:
-        return []
-    num, threads = len(devices), rank_threads(len(devices))
-    notes = [
-        f"Each probe is {num} ranks: its memory is the fullest's, its time the slowest's, and "
-        f"rates in tables are one device's. Each rank computes with {threads} "
-        f"thread{'s' * (threads > 1)} of the CPU."
-    ]
-    names = sorted({describe_device(device).name for device in devices})
-    if len(names) > 1:
-        notes.append(f"The GPUs differ ({', '.join(names)}): all wait for the slowest.")
-    if devices[0] == "cpu":
-        notes.append("Ranks on the CPU are a rehearsal: they share its cores, and gloo is no NCCL.")
-    return notes
-
-
 def _allocator(
     identity: StudyIdentity, options: SearchOptions
 ) -> tuple[AllocatorConfig | None, list[str]]:
@@ -270,7 +275,7 @@ def _allocator(
         idle = "The allocator's options are those of CUDA's: they do nothing for probes on the CPU."
         return None, [idle] if options.allocator is not None else []
     try:
-        config = recorded_allocator(identity.versions)
+        config = allocator_config.recorded_allocator(identity.versions)
     except UnsupportedError as error:
         return None, [f"Memory is guessed as with torch's own allocator: {error.message}"]
     if config is None:
