@@ -36,7 +36,7 @@ from planner.ledger import cache
 from planner.ledger.cache import Key, decode, has_changed, ledger_key
 from planner.ledger.ledger import LEDGER_MICRO_BATCHES, Ledger
 from planner.libraries import names
-from planner.libraries.building import check_factory
+from planner.libraries.factories import check_factory
 from planner.machine.forking import ForkServer
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for

@@ -22,7 +22,7 @@ from planner.core.errors import (
 from planner.core.files import named_path
 from planner.core.schema.model import is_factory
 from planner.core.schema.record import Augmentation, Pipeline
-from planner.libraries.building import check_factory, load_factory
+from planner.libraries.factories import check_factory, load_factory
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset

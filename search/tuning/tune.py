@@ -22,7 +22,7 @@ from planner.estimation.device_estimator import DeviceEstimator
 from planner.estimation.ledgers import is_on_shapes
 from planner.ledger import cache
 from planner.ledger.cache import Key, source_digest
-from planner.libraries.building import check_factory
+from planner.libraries.factories import check_factory
 from planner.machine.torch_build import installed_build
 from planner.memory import allocator_config
 from planner.memory.allocator_config import AllocatorConfig

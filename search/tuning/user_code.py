@@ -171,7 +171,7 @@ def answer_for_factory() -> None:
     """Prints what a factory makes. The model is built on torch's meta device, without data."""
     import torch
 
-    from planner.libraries.building import make_builder
+    from planner.libraries.factories import make_builder
     from planner.training.tasks import as_task
     from planner.training.tasks.making import CheckedTask
 

@@ -12,7 +12,7 @@ from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.schema import FactoryModel, NamedModel, TrainSetting
 from planner.estimation.estimate import estimate, resolve
 from planner.ledger.ledger import Computed
-from planner.libraries.building import check_factory, load_factory
+from planner.libraries.factories import check_factory, load_factory
 from planner.libraries.names import build_named, look_up_in_process, resolve_model
 from tests.steps import recorded, require
 

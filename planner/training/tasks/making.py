@@ -14,7 +14,7 @@ from planner.core.errors import ContractError, PlannerError, UnsupportedError, a
 from planner.core.schema import FactoryModel, Model, NamedModel, TrainSetting, parse
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.core.schema.validation import UNIT
-from planner.libraries.building import make_builder
+from planner.libraries.factories import make_builder
 from planner.libraries.transformers import find_form
 from planner.training.tasks.contract import (
     METHODS,
