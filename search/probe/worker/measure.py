@@ -210,8 +210,8 @@ class Run:
         """
         setting, phases = self.request.setting, self.phases
         is_compiled = setting.compiles
-        has_graphs = setting.compile in GRAPH_MODES
-        num_steps = self.request.warmup_steps + (_GRAPH_WARMUP_STEPS if has_graphs else 0)
+        num_steps = self.request.warmup_steps
+        num_steps += _GRAPH_WARMUP_STEPS if setting.compile in GRAPH_MODES else 0
         self.report.enter("compile" if is_compiled else "forward")
         self.in_step = training.watching = True
         phases.announce = None if is_compiled else self.report.enter
@@ -222,11 +222,8 @@ class Run:
         rule = StopRule(self.request, time.monotonic(), self.deadline)
         while num_executed < num_steps and len(seconds) < num_steps + _SCALE_WARMUP_STEPS:
             # There must be time for this step and a timed one.
-            if (
-                num_executed
-                and not is_compiled
-                and subject.is_so_on_any(self.group, rule.is_ending(max(seconds), 2))
-            ):
+            may_end = num_executed and not is_compiled
+            if may_end and subject.is_so_on_any(self.group, rule.is_ending(max(seconds), 2)):
                 self.flags.append(f"{HURRIED} warmed up for {num_executed} of {num_steps} steps")
                 break
             scale = _loss_scale(training)
@@ -257,8 +254,7 @@ class Run:
         min_steps = 0
         if self.request.setting.compiles:
             self.flags += verdict.end_workers()
-            released = meter.release_cache()
-            if released is not None:
+            if (released := meter.release_cache()) is not None:
                 before, after = released
                 min_steps = _RELEASED_WARMUP_STEPS
                 if before - after > before * _RELEASED_SHARE:
@@ -267,10 +263,8 @@ class Run:
                         f"{format_bytes(before - after)} of them given back before timing"
                     )
         self.in_step = True
-        steps = 0
-        while subject.is_so_on_any(
-            self.group, steps < min_steps or warm_seconds < self.request.warmup_seconds
-        ):
+        steps, wanted = 0, self.request.warmup_seconds
+        while subject.is_so_on_any(self.group, steps < min_steps or warm_seconds < wanted):
             self.report.enter("warm-up")
             seconds = self._take_step(training, meter)
             steps, warm_seconds = steps + 1, warm_seconds + seconds
