@@ -142,9 +142,9 @@ def estimate(
       it is the GPU's memory; else there is none, and `fits` is None.
     - `allocator`: the caching allocator's options; None means those that torch would find in this
       environment.
-    - `recorded`: a Swin of native, timm or microsoft is estimated on shapes unless this is set;
-      every other model is recorded: torch's own code runs on an emulated GPU. That needs torch
-      once, and is kept.
+    - `recorded`: a Swin of native, timm or microsoft is estimated on shapes unless this is set, or
+      the setting has no step there (fp8, ZeRO, most optimizers); every other model is recorded:
+      torch's own code runs on an emulated GPU. That needs torch once, and is kept.
     - `link`: what joins several GPUs, as `planner estimate --link` takes it.
     - `epochs`, of `images_per_epoch` (None: ImageNet-1k's): gives the estimate a `cost`, how long
       a whole training on `gpu` takes.

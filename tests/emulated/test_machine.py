@@ -32,7 +32,7 @@ def test_what_cannot_be_emulated_says_why() -> None:
         emulated_gpu("mi300x")
     with pytest.raises(UsageError, match="no 'memory'"):
         emulated_gpu("rtx-3090", memory=GIB)
-    with pytest.raises(UsageError, match="not so: num_sms"):
+    with pytest.raises(UsageError, match="below 0: num_sms"):
         emulated_gpu("rtx-3090", num_sms=-1)
     with pytest.raises(UsageError, match="line of text"):
         emulated_gpu("rtx-3090", name="two\nlines")

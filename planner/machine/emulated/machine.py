@@ -72,7 +72,7 @@ class EmulatedGpu:
             raise UsageError(f"a GPU's name is a line of text, and {shorten(self.name)} is not.")
         negative = [f.name for f in fields(self) if _is_negative(getattr(self, f.name))]
         if negative:
-            raise UsageError(f"a GPU's figures are 0 or more, not so: {', '.join(negative)}.")
+            raise UsageError(f"a GPU's figures are 0 or more; below 0: {', '.join(negative)}.")
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,8 @@ class GaussianProcess:
         best = self._likeliest_belief()
         usual = best.delay, best.scales.axes
         alike = [b for b in self.beliefs if (b.delay, b.scales.axes) == usual]
-        shares = np.exp([self._log_evidence(b) - self._log_evidence(best) for b in alike])
+        evidence = np.array([self._log_evidence(belief) for belief in alike])
+        shares = np.exp(evidence - evidence.max())
         return alike, shares / shares.sum()
 
     def slowness(self, following: str) -> tuple[Array, float]:
