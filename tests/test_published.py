@@ -18,6 +18,7 @@ from planner.core.schema import TrainSetting
 from planner.throughput import rates
 from planner.throughput.result import MIN_RATIO
 from tests.benchmarks import fit_rates, model_rates
+from tests.benchmarks.fit_rates import COMMITTED
 from tests.steps import needs
 from tests.truth.compare import accuracy_of
 from tests.truth.published import (
@@ -41,17 +42,6 @@ def test_each_row_says_where_it_stands_and_what_was_assumed() -> None:
         assert isinstance(r.resolved[1], TrainSetting)
         measured = (r.allocated_mib, r.reserved_gb, r.device_gib, r.images_per_second)
         assert r.figures or any(figure is not None for figure in measured), r.id
-
-
-COMMITTED = {
-    "bandwidth GDDR": rates.BANDWIDTH_SHARE["GDDR"],
-    "bytes a clock Ampere": rates.EAGER_BYTES_PER_CLOCK["Ampere"],
-    "bytes a clock Hopper": rates.EAGER_BYTES_PER_CLOCK["Hopper"],
-    "reduction": rates.REDUCTION_SHARE,
-    "fp32 matmul": rates.FP32_MATMUL_SHARE[""],
-    "fp32 matmul Hopper": rates.FP32_MATMUL_SHARE["Hopper"],
-    "backward matmul": rates.BACKWARD_MATMUL_SHARE,
-}
 
 
 @pytest.mark.truth
@@ -101,7 +91,7 @@ def test_a_cards_uncertainty_is_the_worst_of_its_rows_and_only_of_those_that_tra
             worst[p.row.gpu] = max(worst.get(p.row.gpu, 0.0), abs(p.time_error))
             if p.row.span != "forward":
                 trains.add(p.row.gpu)
-    for timed, error in fit_rates.errors(fit_rates.measured_rows(), COMMITTED):
+    for timed, error in fit_rates.errors(fit_rates.measured_rows()):
         worst[timed.gpu.name] = max(worst.get(timed.gpu.name, 0.0), abs(error))
         trains.add(timed.gpu.name)
     supported = {gpu: math.ceil(worst[gpu] * 20) / 20 for gpu in trains}

@@ -1,9 +1,9 @@
 """Fits what kernels reach of a datasheet's figures to published measurements and to our own of an
 NVIDIA H200 and H100: `python -m tests.benchmarks.fit_rates`.
 
-Prints the rows, the fit and its errors, on the rows that enter it and on those held out. Of our
-rows those count whose time is the device's: a host that is late makes the others. Needs
-scipy, no torch.
+Prints the errors of the shares that are committed, on the rows that enter the fit and on those held
+out, and what the fit finds today. Of our rows those count whose time is the device's: a host that
+is late makes the others. Needs scipy, no torch.
 """
 
 from collections import Counter
@@ -22,8 +22,9 @@ from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Operation
 from planner.machine.hardware import Gpu
 from planner.report.text import describe_setting
+from planner.throughput import rates as committed
 from planner.throughput.prediction import device_seconds, predict_step
-from planner.throughput.rates import BANDWIDTH_SHARE, DeviceRates, memory_kind, rates_for
+from planner.throughput.rates import DeviceRates, memory_kind, rates_for
 from planner.throughput.result import HOST_WAIT
 from search.loop.records import read_records
 from tests.truth.compare import accuracy_of, gpu_of
@@ -31,6 +32,15 @@ from tests.truth.fit import is_held_out
 from tests.truth.published import read_published, timed_operations
 
 MEASURED = [Path(__file__).parents[1] / "truth" / card for card in ("h200", "h100")]
+COMMITTED = {
+    "bandwidth GDDR": committed.BANDWIDTH_SHARE["GDDR"],
+    "bytes a clock Ampere": committed.EAGER_BYTES_PER_CLOCK["Ampere"],
+    "bytes a clock Hopper": committed.EAGER_BYTES_PER_CLOCK["Hopper"],
+    "reduction": committed.REDUCTION_SHARE,
+    "fp32 matmul": committed.FP32_MATMUL_SHARE[""],
+    "fp32 matmul Hopper": committed.FP32_MATMUL_SHARE["Hopper"],
+    "backward matmul": committed.BACKWARD_MATMUL_SHARE,
+}
 # Where the fit starts, and between which limits it stays: a share is no more than all there is.
 START = {
     "bandwidth GDDR": 0.8, "bytes a clock Ampere": 7.0, "bytes a clock Hopper": 9.0,
@@ -124,13 +134,11 @@ def rates_with(timed: Timed, shares: Mapping[str, float]) -> DeviceRates:
     fp32 = "fp32 matmul Hopper" if gpu.architecture == "Hopper" else "fp32 matmul"
     return replace(
         known,
-        matmul_flops={
-            **known.matmul_flops, "float32": gpu.fp32_flops * shares[fp32]
-        },
+        matmul_flops={**known.matmul_flops, "float32": gpu.fp32_flops * shares[fp32]},
         bandwidth=_moved(gpu, shares),
         kind_share={**known.kind_share, "reduction": shares["reduction"]},
         backward_matmul_share=shares["backward matmul"],
-    )  # fmt: skip
+    )
 
 
 def _moved(gpu: Gpu, shares: Mapping[str, float]) -> float:
@@ -138,7 +146,7 @@ def _moved(gpu: Gpu, shares: Mapping[str, float]) -> float:
     if memory_kind(gpu) == "GDDR":
         return gpu.bandwidth * shares["bandwidth GDDR"]
     moved = shares[f"bytes a clock {gpu.architecture}"] * gpu.num_sms * gpu.boost_mhz * 1e6
-    return min(gpu.bandwidth * BANDWIDTH_SHARE["HBM"], moved)
+    return min(gpu.bandwidth * committed.BANDWIDTH_SHARE["HBM"], moved)
 
 
 def predicted_seconds(timed: Timed, shares: Mapping[str, float]) -> float:
@@ -176,30 +184,31 @@ def loss(rows: Sequence[Timed], shares: Mapping[str, float]) -> float:
     return sum(sqrt(1 + error * error) - 1 for error in errors)
 
 
-def errors(rows: Sequence[Timed], shares: Mapping[str, float]) -> list[tuple[Timed, float]]:
-    """(row, relative error of the predicted rate), the host's time counted too."""
+def errors(rows: Sequence[Timed]) -> list[tuple[Timed, float]]:
+    """(row, relative error of the predicted rate), with the committed shares and the host's time
+    counted too."""
     found = []
     for timed in rows:
         with as_of(timed.release):
-            step = predict_step(timed.operations, rates_with(timed, shares), timed.setting, 1)
+            rates = rates_for(timed.gpu, timed.model)
+            step = predict_step(timed.operations, rates, timed.setting, 1)
         found.append((timed, timed.seconds / step.step_seconds - 1))
     return found
 
 
 def main() -> None:
     rows = timed_rows() + measured_rows()
-    shares = fit([timed for timed in rows if not timed.is_held_out])
     for published, held_out in product((True, False), (False, True)):
         print("\npublished" if published else "\nmeasured", "held out" if held_out else "fitted")
         chosen = [t for t in rows if (t.is_published, t.is_held_out) == (published, held_out)]
-        found = errors(chosen, shares)
+        found = errors(chosen)
         for timed, error in found:
-            what = f"{timed.what}, {describe_setting(timed.setting)}"
-            print(f"  {error:+7.1%}  {timed.gpu.name:14} {what}")
+            row = f"{timed.gpu.name:14} {timed.what}, {describe_setting(timed.setting)}"
+            print(f"  {error:+7.1%}  {row}")
         summary = accuracy_of([error for _, error in found])
         print(f"  {summary.count} rows, median {summary.median:.1%}, worst {summary.worst:.1%}")
-    print("\nplanner/throughput/rates.py:")
-    for name, value in shares.items():
+    print("\nwhat the fit finds:")
+    for name, value in fit([timed for timed in rows if not timed.is_held_out]).items():
         print(f"  {name:18} {value:.4f}")
 
 
