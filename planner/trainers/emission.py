@@ -58,26 +58,41 @@ def emit(
     UnsupportedError (no setting fits, the trainer cannot express the setting, or it would not fit).
     """
     trainer = find_trainer(target)
-    source = "result"
-    if isinstance(result, str | Path):
-        result, source = read_json(result)
-    elif is_dataclass(result):
-        source, result = type(result).__name__, files.to_json(result)
-    elif not isinstance(result, Recommendation | Mapping | Sequence):
-        way_out = "Pass what planner.estimate, planner.advise or search.tune returned, or a path."
-        raise UsageError(f"{shorten(result)} is no result.", way_out)
-    elif not isinstance(result, Recommendation | Mapping):
-        result = files.to_json(result)
+    found, source = _read_found(result)
     path = PurePath(output) if output is not None else None
-    if is_predicted(result):
-        predicted = read_predicted(result, source, way)
+    if is_predicted(found):
+        predicted = read_predicted(found, source, way)
         plan = _make_predicted_plan(predicted, changes or {}, path)
         is_changed = plan.setting != predicted.setting
         return _emit(trainer, plan, is_changed, _predicted_device(predicted))
     if way is not None:
         raise UsageError(f"--way chooses among predicted settings, and {source} was measured.",
                          "Omit --way.")  # fmt: skip
-    recommendation = result if isinstance(result, Recommendation) else as_result(result, source)
+    recommendation = found if isinstance(found, Recommendation) else as_result(found, source)
+    plan = _make_measured_plan(recommendation, changes or {}, path)
+    is_changed = plan.setting != recommendation.setting
+    return _emit(trainer, plan, is_changed, recommendation.device)
+
+
+def _read_found(result: object) -> tuple[Any, str]:
+    """The `result` that `emit` takes, as a Recommendation or parsed JSON, and what to call it in an
+    error. Raises UsageError."""
+    if isinstance(result, Recommendation | Mapping):
+        return result, "result"
+    if isinstance(result, str | Path):
+        return read_json(result)
+    if is_dataclass(result):
+        return files.to_json(result), type(result).__name__
+    if isinstance(result, Sequence):
+        return files.to_json(result), "result"
+    way_out = "Pass what planner.estimate, planner.advise or search.tune returned, or a path."
+    raise UsageError(f"{shorten(result)} is no result.", way_out)
+
+
+def _make_measured_plan(
+    recommendation: Recommendation, changes: Mapping[str, Any], output: PurePath | None
+) -> Plan:
+    """The plan of a measured setting. Raises UnsupportedError if none was found."""
     if recommendation.setting is None or recommendation.evidence is None:
         verb = "fitted" if recommendation.num_probes else "was probed"
         raise UnsupportedError(
@@ -85,19 +100,17 @@ def emit(
             f"{recommendation.device.name}.",
             recommendation.advice or "Tune with a smaller batch, checkpointing or a smaller model.",
         )
-    setting = _apply_changes(recommendation.setting, changes or {})
-    plan = Plan(
+    setting = _apply_changes(recommendation.setting, changes)
+    return Plan(
         recommendation.model,
         setting,
         _origin_lines(recommendation, setting),
         device=recommendation.device.kind,
         allocator=recommendation.evidence.versions.get(RECORDED_AS),
-        output=path,
+        output=output,
         unit=recommendation.evidence.unit,
         measured_data=recommendation.feeding.data if recommendation.feeding else None,
     )
-    is_changed = bool(setting.differences(recommendation.setting))
-    return _emit(trainer, plan, is_changed, recommendation.device)
 
 
 def _make_predicted_plan(

@@ -466,7 +466,7 @@ def build_loaders(options: argparse.Namespace, rank: int, done: int) -> tuple[An
 
 
 class Meter:
-    """The mean loss and the speed of the steps since the last line of the log.
+    """The mean loss and the speed of the steps since the last report.
 
     Marks before and after each batch tell how long the device waits for it. On CUDA they are
     events, which are read once the device has passed them: the loop itself never waits.
@@ -490,20 +490,27 @@ class Meter:
         else:
             self.marks.append(time.perf_counter())
 
-    def mean_loss(self) -> float:
-        """The mean loss over all devices. It waits for the device."""
+    def report(self, step: int) -> tuple[str, dict[str, float]]:
+        """What there is to log, as text and by name; and restarts. It waits for the device."""
         if SETTING.world_size > 1:  # each rank has the mean of its own images
             distributed.all_reduce(self.losses)
-        return float(self.losses.item() / self.num_steps / SETTING.world_size)
-
-    def speed(self) -> tuple[float, float]:
-        """The images per second, and the share of the time that the device waited for batches. The
-        device must have finished its work."""
+        loss = float(self.losses.item() / self.num_steps / SETTING.world_size)
+        if not math.isfinite(loss):
+            raise SystemExit(
+                f"the loss is {loss} by step {step}, and nothing of it is saved: begin again with "
+                "a smaller --lr (--resume keeps the rate, and would come here again)"
+            )
         seconds, is_cuda = time.perf_counter() - self.started, self.device.type == "cuda"
         pairs = list(zip(self.marks[::2], self.marks[1::2], strict=False))
         self.marks.clear()
-        waited = sum(a.elapsed_time(b) / 1000 if is_cuda else b - a for a, b in pairs)
-        return self.num_steps * images_per_step() / seconds, float(waited) / seconds
+        waits = sum(a.elapsed_time(b) / 1000 if is_cuda else b - a for a, b in pairs)
+        waited, speed = float(waits) / seconds, self.num_steps * images_per_step() / seconds
+        peak = torch.cuda.max_memory_allocated(self.device) / 2**30 if is_cuda else 0.0
+        self.restart()
+        text = f"loss {loss:.4f}  {speed:.1f} {SETTING.unit}/s  {waited:.0%} waited for data"
+        name = f"{SETTING.unit}_per_second".replace(" ", "_").replace("-", "_")
+        values = {"loss": loss, name: speed, "waited": waited, "peak_gib": peak}
+        return f"{text}  {peak:.2f} GiB", values
 
 
 def mix_images(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -707,13 +714,21 @@ def save_state(state: dict[str, Any], file: Path) -> None:
         print(f"{file} could not be written, and training goes on: {error}", flush=True)
 
 
-def log_line(file: Path | None, line: str, **values: float) -> None:
-    """Print a line for people, and append one of JSON to `file`."""
-    print(line, flush=True)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(values) + "\n")
+class Log:
+    """Prints a line for people, and appends one of JSON to OUTPUT/log.jsonl. Only rank 0 does."""
+
+    def __init__(self, options: argparse.Namespace, rank: int, steps: int) -> None:
+        self.rank, self.steps = rank, steps
+        self.folder = None if options.synthetic else options.output
+
+    def __call__(self, text: str, step: int, epoch: float, **values: float) -> None:
+        if self.rank != 0:
+            return
+        print(f"step {step}/{self.steps}  {text}", flush=True)
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / "log.jsonl").open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps({"step": step, "epoch": epoch, **values}) + "\n")
 
 
 def start_profiler(folder: Path) -> torch.profiler.profile:
@@ -794,10 +809,8 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, watch: A
         load_state(step, schedules, state, rank)
     del state  # do not keep its weights beside the model's
 
-    folder = None if options.synthetic else options.output
-    log = folder / "log.jsonl" if folder is not None and rank == 0 else None
+    log = Log(options, rank, steps)
     profile = start_profiler(options.profile) if options.profile is not None and rank == 0 else None
-    speed_name = f"{SETTING.unit}_per_second".replace(" ", "_").replace("-", "_")
     meter.restart()
     for number in range(done + 1, steps + 1):
         step.losses = torch.zeros((), device=device)
@@ -814,37 +827,21 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, watch: A
         epoch = number * images_per_step() / num_images
         ends_epoch = int(epoch) > (number - 1) * images_per_step() // num_images or number == steps
         if number % options.log_every == 0 or ends_epoch:
-            loss = meter.mean_loss()
-            if not math.isfinite(loss):
-                raise SystemExit(
-                    f"the loss is {loss} by step {number}, and nothing of it is saved: begin again "
-                    "with a smaller --lr (--resume keeps the rate, and would come here again)"
-                )
-            speed, waited = meter.speed()
-            peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
-            if rank == 0:
-                text = f"step {number}/{steps}  epoch {epoch:.2f}  rate {rate:.3g}  loss {loss:.4f}"
-                text += f"  {speed:.1f} {SETTING.unit}/s  {waited:.0%} waited for data"
-                values = {"rate": rate, "loss": loss, speed_name: speed, "waited": waited}
-                text += f"  {peak:.2f} GiB"
-                log_line(log, text, step=number, epoch=epoch, peak_gib=peak, **values)
-            meter.restart()
-
+            text, values = meter.report(number)
+            log(f"epoch {epoch:.2f}  rate {rate:.3g}  {text}", number, epoch, rate=rate, **values)
         if ends_epoch:
             paused, is_best = time.perf_counter(), False
             if validation is not None:
                 share, text = validate(step, validation, device)
                 is_best, best = share >= best, max(best, share)
-                if rank == 0:
-                    text = f"step {number}/{steps}  {text}"
-                    log_line(log, text, step=number, epoch=epoch, accuracy=share)
-            if folder is not None:  # every rank takes part, as each may hold a shard
+                log(text, number, epoch, accuracy=share)
+            if not options.synthetic:  # every rank takes part, as each may hold a shard
                 state = training_state(step, schedules)
                 state |= {"step": number, "best": best, "images": images_per_step()}
                 if rank == 0:
-                    save_state(state, folder / "last.pt")
+                    save_state(state, options.output / "last.pt")
                     if is_best:
-                        save_state(state, folder / "best.pt")
+                        save_state(state, options.output / "best.pt")
                 del state
             meter.started += time.perf_counter() - paused
             if watch is not None:
