@@ -7,7 +7,6 @@ stay, and their sizes are affine in the batch), then the kinds of torch's operat
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -288,12 +287,11 @@ class Ledger:
     def operations(self, step: int = 1) -> Iterator[Operation]:
         """(phase, operation) of optimizer step `step`, in order. The phase is forward, backward,
         optimizer or zero_grad; an update within backward counts as optimizer."""
-        events: Sequence[Any] = self.events
-        indices = self._operation_indices.get(step, ())
-        if isinstance(events, BatchEvents):
-            numbers = events.affine.work[0]
-            events, indices = events.work, [(phase, numbers[index]) for phase, index in indices]
-        return ((phase, events[index]) for phase, index in indices)
+        operations = self._operations.get(step, ())
+        if isinstance(self.events, BatchEvents):
+            numbers, work = self.events.affine.work[0], self.events.work
+            return ((phase, work[numbers[index]]) for phase, index, _ in operations)
+        return ((phase, operation) for phase, _, operation in operations)
 
     def exchanges(self, step: int = 1) -> tuple[Exchange, ...]:
         """The collectives that optimizer step `step` issues and awaits, in order."""
@@ -327,24 +325,24 @@ class Ledger:
         """The names of all operations."""
         if self.template is not self:
             return self.template.operation_names
-        events: Sequence[Any] = self.events
-        return frozenset([events[index][0] for index in self.indices[Computed]])
+        return frozenset([event.name for event in self.events if type(event) is Computed])
 
     @cached_property
-    def _operation_indices(self) -> dict[int, list[tuple[str, int]]]:
-        """(phase, index) of the operations, by optimizer step."""
+    def _operations(self) -> dict[int, list[tuple[str, int, Computed]]]:
+        """(phase, index, operation), by optimizer step."""
         if self.template is not self:
-            return self.template._operation_indices
-        events: Sequence[Any] = self.events
-        by_step: dict[int, list[tuple[str, int]]] = {}
-        operations, end = self.indices[Computed], 0
-        for mark in self.indices[PhaseEnded]:
-            start, end = end, bisect_left(operations, mark)
-            phase, step = events[mark]
-            by_step.setdefault(step, []).extend([
-                ("optimizer" if events[index][_PATH] == IN_BACKWARD else phase, index)
-                for index in operations[start:end]
-            ])  # fmt: skip
+            return self.template._operations
+        by_step: dict[int, list[tuple[str, int, Computed]]] = {}
+        pending: list[tuple[int, Computed]] = []  # of the phase that ends next
+        for index, event in enumerate(self.events):
+            if type(event) is Computed:
+                pending.append((index, event))
+            elif type(event) is PhaseEnded:
+                by_step.setdefault(event.step, []).extend(
+                    ("optimizer" if operation.path == IN_BACKWARD else event.phase, at, operation)
+                    for at, operation in pending
+                )
+                pending = []
         return by_step
 
 
@@ -390,22 +388,21 @@ class AffineLedger:
     def requests(self) -> tuple[list[int], list[int], list[int]]:
         """Three columns of the requests, in order: the event's index, the fixed bytes, and the
         bytes per image. Both are 0 for scratch."""
-        events: Sequence[Any] = self.template.events
-        indices = self.template.indices[Allocated]
-        sizes = [events[i][1] if type(events[i]) is Allocated else 0 for i in indices]
-        return indices, *self._split_sizes(sizes)
+        requests = (e for e in self.template.events if isinstance(e, Allocated | Scratch))
+        sizes = [request.num_bytes for request in requests]
+        return self.template.indices[Allocated], *self._split_sizes(sizes)
 
     @cached_property
     def work(self) -> tuple[dict[int, int], list[list[Any]], list[int], list[int]]:
         """The different operations, numbered in order (operations that repeat are one object): the
         number of each event, by its index; the columns of `Computed`'s fields, with the fixed bytes
         and FLOPs; and then the bytes and the FLOPs per image."""
-        events: Sequence[Any] = self.template.events
         number_by_id: dict[int, int] = {}
         numbers: dict[int, int] = {}
         operations: list[Computed] = []
-        for index in self.template.indices[Computed]:
-            operation = events[index]
+        for index, operation in enumerate(self.template.events):
+            if type(operation) is not Computed:
+                continue
             number = numbers[index] = number_by_id.setdefault(id(operation), len(operations))
             if number == len(operations):
                 operations.append(operation)
@@ -419,7 +416,7 @@ class AffineLedger:
     def scratch(self) -> dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]]:
         """The numbers of the requests for scratch, by law, sizes and the slopes of these."""
         numbers: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
-        events: Sequence[Any] = self.template.events
+        events = self.template.events
         for number, index in enumerate(self.requests[0]):
             if type(event := events[index]) is Scratch:
                 slopes = tuple(self._split_sizes(event.sizes)[1])

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, islice
-from typing import Any
 
 from planner.core.torch_version import torch_version
 from planner.core.units import MIB
@@ -266,7 +265,7 @@ def has_kept_workspaces() -> bool:
 def _walk_template(ledger: Ledger, keeps_workspaces: bool) -> Walk:
     """One pass over the events of `ledger`: the walk of all ledgers that have it as a template, but
     for its `sizes`. `keeps_workspaces`: torch requests a workspace once and keeps it."""
-    events: Sequence[Any] = ledger.events
+    events = ledger.events
     sizes, streams = [0], [0]  # by place: a workspace, then each storage
     live_places: dict[int, int] = {}  # by storage
     entries: list[tuple[int, int]] = []  # (place, or its complement, event index)
@@ -277,15 +276,14 @@ def _walk_template(ledger: Ledger, keeps_workspaces: bool) -> Walk:
     is_first_step = needs_workspace = True
     index = -1
     for index, event in enumerate(events):
-        kind = type(event)
-        if kind is Allocated or kind is Scratch:
+        if isinstance(event, Allocated | Scratch):
             place = live_places[event.storage] = len(sizes)
             entries.append((place, index))
             sizes.append(event.num_bytes)
             streams.append(stream_numbers.setdefault(event.stream, len(stream_numbers)))
-        elif kind is Freed:
+        elif isinstance(event, Freed):
             entries.append((~live_places.pop(event.storage), index))
-        elif kind is Computed:
+        elif isinstance(event, Computed):
             if event.kind == "matmul" and not keeps_workspaces:
                 is_lt = event.name in LT_PRODUCTS
                 (lt_workspaces if is_lt else workspaces).append(len(entries))
@@ -294,13 +292,13 @@ def _walk_template(ledger: Ledger, keeps_workspaces: bool) -> Walk:
                 workspaces.append(len(entries))
                 entries.append((0, index))
                 needs_workspace = False
-        elif kind is Tagged:
+        elif isinstance(event, Tagged):
             if event.category == "workspace":
                 recorded_workspaces.append(live_places[event.storage])
-        elif kind is CacheFreed:
+        elif isinstance(event, CacheFreed):
             if is_first_step:
                 emptied.append(len(entries))
-        elif kind is PhaseEnded:
+        elif isinstance(event, PhaseEnded):
             marks.append((index, event))
             is_first_step = is_first_step and event.phase != "backward"
             needs_workspace = is_first_step
@@ -378,22 +376,22 @@ def _find_live(
     """The parts of an instant that do not depend on sizes: (place in `Walk.sizes`, category, path,
     label) of each live storage, oldest first, and the phase, micro-batch, label and path."""
     walked = _walk_ledger(ledger, keeps_workspaces)
-    events: Sequence[Any] = ledger.events
+    events = ledger.events
     end = event_index + 1
     while end < len(events) and isinstance(events[end], Tagged):
         end += 1
-    tags, requests = ledger.indices[Tagged], ledger.indices[Allocated]
-    tags = tags[: bisect_left(tags, end)]
-    categories: dict[int, Category] = {events[index][0]: events[index][1] for index in tags}
+    tags = (event for event in islice(events, end) if isinstance(event, Tagged))
+    categories = {tag.storage: tag.category for tag in tags}
+    requests = [event for event in events if isinstance(event, Allocated | Scratch)]
     places = walked.places[: walked.num_entries(event_index)]
     live = {place for place in places if place > 0} - {~place for place in places if place < 0}
     default: Category = "temporaries"
     storages = []
     for place in sorted(live):
-        event = events[requests[place - 1]]
-        storages.append((place, categories.get(event[0], default), event.path, event.label))
-    num_requests = bisect_right(requests, event_index)
-    last = events[requests[num_requests - 1]] if num_requests else Allocated(0, 0, "")
+        event = requests[place - 1]
+        storages.append((place, categories.get(event.storage, default), event.path, event.label))
+    num_requests = bisect_right(ledger.indices[Allocated], event_index)
+    last = requests[num_requests - 1] if num_requests else Allocated(0, 0, "")
     phase, micro_batch = _find_phase(walked.marks, event_index)
     return storages, (phase, micro_batch, last.label, last.path)
 

@@ -19,7 +19,7 @@ torch/distributed/fsdp/_fully_shard of torch 2.15.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 from planner.core.schema import TrainSetting
 from planner.core.schema.setting import SHARDED, Collective, Group
@@ -118,8 +118,8 @@ class _RankPass:
         self.num_sent = 0
         self.dtype = "bfloat16" if setting.precision == "pure-bf16" else "float32"
         self.item_bytes = DTYPE_BYTES[self.dtype]
-        events: Sequence[Any] = ledger.events
-        requests = {e.storage: e for e in events if type(e) in (Allocated, Scratch)}
+        events = ledger.events
+        requests = {e.storage: e for e in events if isinstance(e, Allocated | Scratch)}
         self.num_storages: int = max(requests)
         tags = [event for event in events if type(event) is Tagged]
         weights = [tag.storage for tag in tags if tag.category == "parameters"]
@@ -130,7 +130,7 @@ class _RankPass:
         self.states = {tag.storage for tag in tags if tag.category == "optimizer_state"}
         self.live_gradients: set[int] = set()  # their storages
 
-    def phases(self) -> Iterator[tuple[str, bool, Sequence[Any]]]:
+    def phases(self) -> Iterator[tuple[str, bool, Sequence[Event]]]:
         """(phase, whether its gradients are summed over the ranks, its events). The phase's mark is
         copied as the next one is read."""
         num_micro_batches = min(self.setting.accumulate, LEDGER_MICRO_BATCHES)
@@ -221,7 +221,7 @@ class _DdpPass(_RankPass):
             buckets[-1].path = self.gradient_path[weight]
         return buckets
 
-    def reduce_buckets(self, events: Sequence[Any], buckets: Sequence[_Unit]) -> None:
+    def reduce_buckets(self, events: Sequence[Event], buckets: Sequence[_Unit]) -> None:
         """A backward that sends each bucket once its last gradient is there, and awaits all."""
         last_index = {event.path: index for index, event in enumerate(events) if _has_path(event)}
         full_buckets: dict[int, list[_Unit]] = {}  # by the index of the event that fills them
@@ -294,7 +294,7 @@ class _FsdpPass(_RankPass):
     def unit_shard_bytes(self, unit: _Unit) -> int:
         return sum(map(self.shard_bytes, unit.weights.values()))
 
-    def build(self, events: Sequence[Any]) -> None:
+    def build(self, events: Sequence[Event]) -> None:
         """Weights are sharded once all are on the device."""
         end = 1 + max(n for n, e in enumerate(events) if type(e) is Tagged and e[0] in self.weights)
         self.copy_events(events[:end])
@@ -304,7 +304,7 @@ class _FsdpPass(_RankPass):
             self.free(unit.weights)
         self.update_shards(events[end:])
 
-    def update_shards(self, events: Sequence[Any]) -> None:
+    def update_shards(self, events: Sequence[Event]) -> None:
         """Copies events, with the sizes of shards. While the model is built, these are only those
         of the optimizer's state (copies of the weights, too)."""
         is_building = not self.order
@@ -316,7 +316,7 @@ class _FsdpPass(_RankPass):
                 event = event._replace(flops=flops, num_bytes=num_bytes)
             self.copy_events((event,))
 
-    def run_units(self, events: Sequence[Any], is_forward: bool, sums: bool) -> None:
+    def run_units(self, events: Sequence[Event], is_forward: bool, sums: bool) -> None:
         """Forward or backward, unit by unit. The weights of a unit are gathered as it begins; as it
         begins in backward, those of the unit before it in forward are gathered ahead."""
         indices = [(self.find_unit(e.path), i) for i, e in enumerate(events) if _has_path(e)]
@@ -419,6 +419,6 @@ class _FsdpPass(_RankPass):
             self.pending_reduce = None
 
 
-def _has_path(event: Any) -> bool:
+def _has_path(event: Event) -> TypeGuard[Allocated | Scratch | Computed]:
     """Whether the event ran in a module."""
-    return type(event) in (Allocated, Scratch, Computed)
+    return isinstance(event, Allocated | Scratch | Computed)
