@@ -46,7 +46,8 @@ def read_records(path: Path | str) -> RecordFile:
     except FileNotFoundError:
         return RecordFile(())
     except OSError as error:
-        raise PlannerError(f"{path} cannot be read: {error.strerror}.") from error
+        law = f"{path} cannot be read: {error.strerror}."
+        raise PlannerError(law, "Allow reading it, or name another --output.") from error
     records: list[MeasurementRecord] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith(OBSERVATION):

@@ -77,8 +77,9 @@ def feed(
             )  # fmt: skip
             fed = Feeding(data=loader)
             say(f"Training {STEPS} steps by the emitted script on {data.location}.")
-            fed = _train(step.model_copy(update={"feeding": fed}), fed, data, where, output,
-                           seconds_left)  # fmt: skip
+            fed = _train(
+                step.model_copy(update={"feeding": fed}), fed, data, where, output, seconds_left
+            )
     except KeyboardInterrupt:
         notes.append(f"The data were not measured to the end: {ending()}.")
     except PlannerError as error:
@@ -126,7 +127,8 @@ def _train(
             with log.open("wb") as file:
                 status = supervised(command, file, seconds=allowed)
         except TimeoutError:
-            raise PlannerError(f"{kept} took longer than {format_seconds(allowed)}.") from None
+            law = f"{kept} took longer than {format_seconds(allowed)}."
+            raise PlannerError(law, "Run it by itself, or give a longer --budget.") from None
         lines = log.read_text("utf-8", "replace").strip().splitlines()
         if status != 0:
             law = f"{kept} ended with status {status}: {(lines or ['-'])[-1][:300]}"
