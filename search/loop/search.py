@@ -188,7 +188,7 @@ class Search:
         records = self.in_space()
         ends = {(r.status, r.message) for r in records}
         status = next(iter(ends))[0] if len(ends) == 1 else ""
-        if status not in ("crashed", "unsupported", "faulty") or len(records) < SAME_FAILURES:
+        if status not in ("crashed", "unsupported") or len(records) < SAME_FAILURES:
             return False
         undemanding = [c.setting for c in self.space.candidates if needs_nothing_special(c.setting)]
         tried = [r.setting for r in records]

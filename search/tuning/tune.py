@@ -79,7 +79,6 @@ def tune(
         device: `auto`, `cpu`, `cuda:0` …
         gpus: How many GPUs of this machine are probed together, a rank on each; under DDP unless
             `restrict` names other values of parallelism.
-        nodes: How many machines these stand for; more than one only on the CPU.
         memory_bytes: Emulate a smaller device: bytes, or text such as `24GiB`.
         allocator: Options of the caching allocator for every probe, in place of those in this
             environment. Where neither says any, probes on CUDA run with expandable segments.
@@ -225,11 +224,11 @@ def _open_study(
     if made is not None and made.has_optimizer:
         base = with_own_optimizer(base, restrict, model.title)
         restrict = {axis: v for axis, v in restrict.items() if axis != "optimizer"}
-    output = make_folder(options.output or default_output(model))
     space = make_space(
         model, place.identity.device, base, restrict=restrict,
         batch_sizes=options.batch_size, global_batch=options.global_batch, start=options.start,
     )  # fmt: skip
+    output = make_folder(options.output or default_output(model))
     budget_bytes, title = place.memory.budget_bytes, f"planner {model.title}"
     return ProbeStudy(space, output / TUNE_PROBES, budget_bytes, options.storage, title), output
 

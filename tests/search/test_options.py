@@ -34,9 +34,9 @@ def test_what_is_no_search_is_said_in_a_few_lines(
         ("--set frozen_stages=9", 1, "4 stages"),
         ("--gpu t4", 2, "--from x.json' begins there"),
         ("--precision fp16", 1, "fp32 and bf16"),
-        ("--storage study", 2, "neither"),
         ("--set loss=cross-entropy,hinge", 2, "hinge"),
         (f"--output {tmp_path}/file/below", 2, "cannot be made a folder"),
+        ("--storage study", 2, "neither"),
     ):
         output = [] if "--output" in line else ["--output", str(tmp_path / "run")]
         arguments = ["tune", "native:swin_tiny", "--device", "cpu", *output, *line.split()]
@@ -44,7 +44,8 @@ def test_what_is_no_search_is_said_in_a_few_lines(
         out, err = capsys.readouterr()
         assert said in err, line
         assert out == ""
-    assert not list(tmp_path.glob("**/recommendation.json"))
+        if "--storage" not in line:  # it may lie in the folder
+            assert not (tmp_path / "run").exists(), line
 
 
 def test_what_python_cannot_mean_is_a_usage_error(tmp_path: Path) -> None:
@@ -73,9 +74,10 @@ def test_a_device_is_read_alike_everywhere() -> None:
 
 
 def test_every_argument_of_tune_is_documented() -> None:
-    described = set(re.findall(r"^ {4}(\w+): ", inspect.getdoc(tune) or "", re.MULTILINE))
+    arguments = (inspect.getdoc(tune) or "").partition("Returns:")[0]
+    described = set(re.findall(r"^ {4}(\w+): ", arguments, re.MULTILINE))
     parameters = {"model", "estimator", "prober", "on_progress"}
-    assert described >= parameters | set(SearchOptions.model_fields)
+    assert described == parameters | set(SearchOptions.model_fields)
 
 
 # What is typed, and the same in Python.
