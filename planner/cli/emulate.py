@@ -15,7 +15,7 @@ from planner.core.schema.model import MAX_SIZE
 from planner.core.terminal import has_live_terminal
 from planner.core.units import format_bytes
 from planner.machine.emulated.machine import MAX_GPUS
-from search.loop.prober import handle_signals
+from search.loop.signals import handle_signals
 
 if TYPE_CHECKING:
     from planner.programs.emulated import EmulatedRun

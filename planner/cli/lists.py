@@ -4,8 +4,7 @@ import time
 
 from planner.cli.options import Printed, argument, option, reads, switch
 from planner.cli.show import answer, say
-from planner.core.errors import unknown_name
-from planner.core.files import unwritable
+from planner.core.errors import PlannerError, unknown_name
 from planner.core.schema.model import LIBRARIES
 from planner.core.units import format_bytes
 from planner.ledger import cache as recordings
@@ -128,7 +127,7 @@ def cache(request: CacheRequest) -> None:
         try:
             say(f"Removed {_count_entries(recordings.clear())} from {folder}.")
         except OSError as error:
-            raise unwritable(folder, error, "set PLANNER_CACHE_DIR") from error
+            raise PlannerError(f"{folder} cannot be cleared: {error.strerror}.") from error
         return
     aged = [(entry, max(time.time() - entry.used, 0.0)) for entry in recordings.entries()]
     size = format_bytes(sum(entry.num_bytes for entry, _ in aged))

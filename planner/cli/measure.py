@@ -22,7 +22,7 @@ from planner.libraries.names import resolve_model
 from planner.machine.nvml import devices
 from search import check_platform
 from search.loop.options import SEARCH, SearchOptions, begin_at
-from search.loop.prober import handle_signals
+from search.loop.signals import handle_signals
 from search.loop.space import HELD, held_error
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -91,7 +91,7 @@ class Show:
         control characters escaped."""
         from rich.text import Text
 
-        from search.loop.prober import is_ending
+        from search.loop.signals import is_ending
 
         title, *rest = self.start_line.split(" · ")
         elapsed = f"{time.monotonic() - self.started:.0f} s"

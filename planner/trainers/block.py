@@ -10,12 +10,12 @@ from typing import Any
 from planner.core.errors import unknown_name
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig
 from planner.core.schema.validation import UNIT
-from planner.estimation.ledgers import WORKERS, Recipe, fine_tunes, fine_tuning
 from planner.libraries.microsoft.spec import class_arguments as microsoft_arguments
 from planner.libraries.names import HUB, find_library
 from planner.libraries.native.spec import class_arguments as native_arguments
 from planner.trainers.launch import train_loader
 from planner.trainers.plan import Plan
+from planner.trainers.recipe import WORKERS, Recipe, fine_tunes, fine_tuning
 from planner.trainers.timm import create_model_arguments
 from planner.training.setting import FIELD, step_values, train_source
 

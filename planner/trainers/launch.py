@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from planner.core.schema import TrainSetting
 from planner.core.schema.record import DataResult, LoaderSetting
-from planner.estimation.ledgers import usual_loader
 from planner.memory.allocator_config import VARIABLES as ALLOCATOR_VARIABLES
 from planner.trainers.plan import Plan, Trainer, one_line
+from planner.trainers.recipe import usual_loader
 
 PORT = 29500  # torchrun's and accelerate's own
 

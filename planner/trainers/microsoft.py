@@ -12,7 +12,6 @@ from typing import Any
 from planner.core.errors import Fault
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.record import Augmentation
-from planner.estimation.ledgers import BASE_LR, Recipe, learning_rate_note, rounded
 from planner.trainers.faults import IN_THE_LOOP, IN_THE_STEP
 from planner.trainers.launch import (
     OLD_PILLOW,
@@ -26,6 +25,7 @@ from planner.trainers.launch import (
     train_loader,
 )
 from planner.trainers.plan import PLAIN_SCRIPT, Plan, Trainer, Written, list_faults
+from planner.trainers.recipe import BASE_LR, Recipe, learning_rate_note, rounded
 
 FILENAME = "swin_microsoft.yaml"
 _DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_dataset

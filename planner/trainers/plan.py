@@ -16,7 +16,7 @@ from planner.core.files import write_whole
 from planner.core.schema import Library, Model, NamedModel, SwinConfig, TrainSetting
 from planner.core.schema.record import DataResult, LoaderSetting
 from planner.core.schema.setting import Parallelism
-from planner.estimation.ledgers import Recipe, recipe_of
+from planner.trainers.recipe import Recipe, recipe_of
 
 # The comments of emitted files. Names, dates and versions in them come from `recommendation.json`,
 # which others may have written: each is brought onto one line of printable characters, so that a

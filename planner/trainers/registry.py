@@ -12,12 +12,12 @@ from functools import partial
 from planner.core.errors import Fault, unknown_name
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.setting import DEEPSPEED, OWN_OPTIMIZER, SHARDED
-from planner.estimation.ledgers import fine_tunes, learning_rate_note
 from planner.trainers.block import dataset_factory, fill_block, published_weights
 from planner.trainers.faults import IN_THE_LOOP
 from planner.trainers.launch import launch_line, node_notes, torchrun_line
 from planner.trainers.microsoft import TRAINER as MICROSOFT
 from planner.trainers.plan import WRITTEN_BY, Plan, Support, Trainer, Written, list_faults
+from planner.trainers.recipe import fine_tunes, learning_rate_note
 from planner.trainers.timm import TRAINER as TIMM
 from planner.training.setting import FOLDER, configuration
 

@@ -16,11 +16,11 @@ from typing import Any
 from planner.core.errors import Fault
 from planner.core.schema import NamedModel, SwinConfig
 from planner.core.schema.setting import EMA_DECAY
-from planner.estimation.ledgers import Recipe, learning_rate_note, rounded
 from planner.libraries.timm.spec import SPEC
 from planner.trainers.faults import IN_THE_LOOP, IN_THE_STEP
 from planner.trainers.launch import OLD_PILLOW, launch_line, node_notes, torchrun_line, train_loader
 from planner.trainers.plan import Plan, Support, Trainer, Written, list_faults
+from planner.trainers.recipe import Recipe, learning_rate_note, rounded
 
 FILENAME = "args.yaml"
 

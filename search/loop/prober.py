@@ -1,27 +1,16 @@
-"""Probes on a device, as a search makes them: the memory that they may take, the progress that they
-report, and the signals that end them. The first signal ends the search and keeps what was measured;
-a second Ctrl-C ends it at once.
-"""
+"""Probes on a device, as a search makes them, and the progress that they report."""
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Protocol
 
-from planner.core.errors import UsageError
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model
-from planner.core.schema.record import noteworthy_bytes
-from planner.core.units import format_bytes, format_seconds
+from planner.core.units import format_seconds
 from planner.report.searches import memory_text
 from planner.report.text import describe_setting
-from search.loop.options import SearchOptions
 from search.loop.space import Candidate, Pick
-from search.probe.device import MemoryInUse
 from search.probe.parent import STEP_MODULES, ProbeServer, run_probe
 from search.probe.protocol import FINALIST_SECONDS, ProbeRequest, ProgressMessage
 
@@ -165,148 +154,3 @@ def _outcome(record: MeasurementRecord) -> str:
     if expected and expected.basis == "probes" and expected.images_per_second:
         rate += f" (expected {expected.images_per_second[1]:.4g})"
     return ", ".join(filter(None, (rate, memory_text(record))))
-
-
-ENDINGS = {
-    signal.SIGINT: "it was interrupted",
-    signal.SIGTERM: "it was ended by SIGTERM",
-    signal.SIGHUP: "its terminal was closed (SIGHUP)",
-}
-
-
-class Interrupts:
-    """The signals that came. The first raises KeyboardInterrupt, unless signals are held: then the
-    next `interruptible` part raises it. So it does if Python dropped the exception, as it does with
-    one that is raised in a destructor."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self.is_held = False
-
-    def hear(self, number: int, frame: FrameType | None = None) -> None:
-        is_second = self.number is not None
-        self.number = self.number or number
-        if number == signal.SIGINT if is_second else not self.is_held:
-            raise KeyboardInterrupt
-
-    @property
-    def ending(self) -> str:
-        """Why the search ended."""
-        return ENDINGS[signal.Signals(self.number or signal.SIGINT)]
-
-    @property
-    def exit_status(self) -> int:
-        """The exit status of a process that a signal ended, as shells count it."""
-        return 128 + (self.number or signal.SIGINT)
-
-
-_active: list[Interrupts] = []
-
-
-@contextmanager
-def handle_signals(*numbers: signal.Signals) -> Iterator[Interrupts]:
-    """Within, handles the signals `numbers`; nested in another such context, the outer one does.
-    Signals that somebody else handles, or that are ignored (`nohup`), are left alone, and so are
-    all of them outside the main thread, where Python handles none."""
-    if _active:
-        yield _active[-1]
-        return
-    interrupts = Interrupts()
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        usual = (signal.SIG_DFL, signal.default_int_handler)
-        before = {n: h for n in numbers if (h := signal.getsignal(n)) in usual}
-    _active.append(interrupts)
-    try:
-        for number in before:
-            signal.signal(number, interrupts.hear)
-        yield interrupts
-    finally:
-        _active.remove(interrupts)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def ending() -> str:
-    """Why a search ended that was ended by a KeyboardInterrupt."""
-    return _active[-1].ending if _active else ENDINGS[signal.SIGINT]
-
-
-def is_ending() -> bool:
-    """Whether a signal has come that ends the search."""
-    return bool(_active) and _active[-1].number is not None
-
-
-@contextmanager
-def held(is_held: bool = True) -> Iterator[None]:
-    """Within, signals are held, except in parts that are `interruptible`."""
-    interrupts = _active[-1] if _active else Interrupts()
-    before, interrupts.is_held = interrupts.is_held, is_held
-    try:
-        if not is_held and interrupts.number is not None:
-            raise KeyboardInterrupt
-        yield
-    finally:
-        interrupts.is_held = before
-
-
-def interruptible() -> AbstractContextManager[None]:
-    """Within, a signal raises KeyboardInterrupt, also one that came while signals were held."""
-    return held(False)
-
-
-@dataclass(frozen=True)
-class MemoryBudget:
-    """The memory to search in: the bytes that a setting may take, the cap of a probe (None: none),
-    and notes."""
-
-    budget_bytes: int | None
-    cap_bytes: int | None
-    notes: tuple[str, ...]
-
-
-def find_budget(
-    device: DeviceInfo, in_use: MemoryInUse | None, options: SearchOptions, ranks: int = 1
-) -> MemoryBudget:
-    """The memory for a setting: the device's or the emulated size, less what other processes hold
-    (`in_use`, None where that is not known) and the headroom. On the CPU `ranks` share it."""
-    total = in_use.total_bytes if in_use else device.total_bytes
-    used = in_use.used_bytes if in_use else 0
-    free = in_use.free_bytes if in_use else total
-    notes, which = [], " of this machine's memory" if device.kind == "cpu" else ""
-    if used > noteworthy_bytes(total):
-        notes.append(
-            f"Other processes hold {format_bytes(used)} of {format_bytes(total)}{which}: "
-            f"{format_bytes(free)} are left."
-        )
-    if device.kind == "cpu" and ranks > 1:
-        free //= ranks
-        notes.append(f"{ranks} ranks share this machine's memory: {format_bytes(free)} each.")
-    limit = free
-    if options.memory_bytes is not None:
-        limit = min(free, options.memory_bytes)
-        asked = format_bytes(options.memory_bytes)
-        notes.append(
-            f"Capped to {asked}: this emulates a smaller device, whose speed and context are its "
-            "own."
-            if options.memory_bytes < total
-            else f"--memory {asked} caps nothing: this device has {format_bytes(total)}."
-        )
-    if device.kind == "cpu":
-        notes.append("Memory on the CPU is the growth of the worker's peak resident set.")
-    budget = less_headroom(limit, options.headroom)
-    notes.append(f"Settings may take {format_bytes(budget)} ({options.headroom:.0%} kept free).")
-    capped = options.memory_bytes is not None or device.kind == "cpu"
-    return MemoryBudget(budget, limit if capped else None, tuple(notes))
-
-
-def less_headroom(limit_bytes: int, headroom: float) -> int:
-    """The bytes of `limit_bytes` that a setting may take. Raises UsageError where there are
-    none."""
-    budget = int(limit_bytes * (1 - headroom))
-    if budget <= 0:
-        raise UsageError(
-            f"no memory is left to search in: {format_bytes(limit_bytes)} less {headroom:.0%}.",
-            "Free the device of other processes, or lower --headroom.",
-        )
-    return budget

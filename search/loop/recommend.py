@@ -7,16 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from statistics import median
 
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import Recommendation
 from planner.core.units import format_bytes, format_seconds
 from planner.report.text import describe_changes
-from search.loop.prober import ENDINGS
+from search.loop.signals import ENDINGS
 from search.loop.space import candidate, simplicity
 from search.loop.study import StudyIdentity
-from search.probe.evidence import price_of_compiling, representatives
+from search.probe.evidence import Contender
 
 MAX_RUNNERS_UP = 5
 # A simpler setting is worth a note if it costs at most this share of the best rate: a judgement.
@@ -234,43 +233,3 @@ def _untried_note(seconds: Mapping[str, float]) -> str:
         f"Not tried, as compiling takes long and the budget ended: {', '.join(waits)}. "
         "A longer --budget may find more."
     )
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A setting with all its measured probes. Rates are in images/s of one device, from the probes
-    of the device as it usually runs. Where it usually is throttled, heat made the steps of each
-    record `slower` times as long, and rates are those at one heat."""
-
-    setting: TrainSetting
-    records: tuple[MeasurementRecord, ...]
-    slower: tuple[float, ...] = ()
-
-    @property
-    def images(self) -> int:
-        """The images of one optimizer step."""
-        return self.setting.batch_size * self.setting.accumulate
-
-    @property
-    def judged(self) -> list[MeasurementRecord]:
-        return representatives(self.records, is_hot=bool(self.slower))
-
-    @property
-    def evidence(self) -> MeasurementRecord:
-        """The record that stands for the setting."""
-        return self.judged[0]
-
-    @property
-    def measured_rate(self) -> float:
-        return self.images / median([s for record in self.judged for s in record.step_seconds])
-
-    @property
-    def rate(self) -> float:
-        if not self.slower:
-            return self.measured_rate
-        pairs = zip(self.records, self.slower, strict=True)
-        return self.images / median([s / slower for r, slower in pairs for s in r.step_seconds])
-
-    @property
-    def compile_seconds(self) -> float:
-        return price_of_compiling(self.records)

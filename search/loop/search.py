@@ -18,10 +18,11 @@ from planner.core.schema import MeasurementRecord, Model, SwinConfig, TrainSetti
 from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.libraries.names import find_library
 from search.loop.options import SearchOptions
-from search.loop.prober import OnProgress, Prober, Progress, ending, interruptible
+from search.loop.prober import OnProgress, Prober, Progress
 from search.loop.recommend import Summary, recommend
 from search.loop.records import RecordsNotWrittenError
 from search.loop.sampler import PlannerSampler
+from search.loop.signals import ending, interruptible
 from search.loop.space import AXES, Candidate, Pick, Space, candidate, setting_id
 from search.loop.study import ProbeStudy, StudyIdentity, storage_faults
 from search.loop.surrogate.posterior import Posterior, needs_nothing_special

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from planner.core.schema import MeasurementRecord
+from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.machine.host import read_host
 from search.probe.protocol import ProbeRequest
 
@@ -280,3 +280,43 @@ def busy_seconds() -> float:
     left_out = (*_WAITING, *_COUNTED_TWICE)
     fields = [field for cpu in usable for field in cpu._asdict().items()]
     return float(sum(seconds for name, seconds in fields if name not in left_out))
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A setting with all its measured probes. Rates are in images/s of one device, from the probes
+    of the device as it usually runs. Where it usually is throttled, heat made the steps of each
+    record `slower` times as long, and rates are those at one heat."""
+
+    setting: TrainSetting
+    records: tuple[MeasurementRecord, ...]
+    slower: tuple[float, ...] = ()
+
+    @property
+    def images(self) -> int:
+        """The images of one optimizer step."""
+        return self.setting.batch_size * self.setting.accumulate
+
+    @property
+    def judged(self) -> list[MeasurementRecord]:
+        return representatives(self.records, is_hot=bool(self.slower))
+
+    @property
+    def evidence(self) -> MeasurementRecord:
+        """The record that stands for the setting."""
+        return self.judged[0]
+
+    @property
+    def measured_rate(self) -> float:
+        return self.images / median([s for record in self.judged for s in record.step_seconds])
+
+    @property
+    def rate(self) -> float:
+        if not self.slower:
+            return self.measured_rate
+        pairs = zip(self.records, self.slower, strict=True)
+        return self.images / median([s / slower for r, slower in pairs for s in r.step_seconds])
+
+    @property
+    def compile_seconds(self) -> float:
+        return price_of_compiling(self.records)

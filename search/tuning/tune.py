@@ -26,20 +26,12 @@ from planner.libraries.factories import check_factory
 from planner.machine.torch_build import installed_build
 from planner.memory import allocator_config
 from planner.memory.allocator_config import AllocatorConfig
+from search.loop.budget import MemoryBudget, find_budget
 from search.loop.options import SearchOptions, read_options
-from search.loop.prober import (
-    DeviceProber,
-    MemoryBudget,
-    OnProgress,
-    Prober,
-    find_budget,
-    handle_signals,
-    held,
-    interruptible,
-    note_taker,
-)
+from search.loop.prober import DeviceProber, OnProgress, Prober, note_taker
 from search.loop.records import hold_folder, hold_gpu, make_folder, write_result
 from search.loop.search import PROBES_SHARE, Limits, Search, find_plain_arm
+from search.loop.signals import handle_signals, held, interruptible
 from search.loop.space import Restriction, Space, make_space
 from search.loop.study import ProbeStudy, StudyIdentity
 from search.loop.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior

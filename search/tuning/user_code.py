@@ -18,7 +18,7 @@ from planner.core.schema.record import DataResult, Feeding, Recommendation
 from planner.core.units import format_seconds
 from planner.programs.running import supervised
 from planner.training.data import Data, find_data
-from search.loop.prober import ending, interruptible
+from search.loop.signals import ending, interruptible
 from search.probe.device import ask_process
 
 STEPS, WARM_STEPS = 30, 10  # of the script; the first ones compile, tune and fill queues

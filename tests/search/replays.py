@@ -8,8 +8,9 @@ from typing import Any
 from planner.core.files import TUNE_PROBES, TUNE_RESULT
 from planner.core.schema import MeasurementRecord
 from planner.core.schema.record import BUDGET_ENDED
+from search.loop.budget import less_headroom
 from search.loop.options import read_options
-from search.loop.prober import OnProgress, less_headroom
+from search.loop.prober import OnProgress
 from search.loop.records import make_folder, write_result
 from search.loop.search import Limits, Search, find_plain_arm
 from search.loop.space import Candidate, Pick, setting_id, space_of

@@ -5,7 +5,6 @@ from random import Random
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.units import GIB, MIB
-from search.loop.recommend import Contender
 from search.loop.space import candidate, make_space, space_of
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import (
@@ -15,6 +14,7 @@ from search.loop.surrogate.prior import (
     Prior,
     generic_prior,
 )
+from search.probe.evidence import Contender
 from tests.search.replays import Replay
 
 MODEL = SwinConfig(name="invented")

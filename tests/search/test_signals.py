@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
-from search.loop.prober import handle_signals, held, interruptible
 from search.loop.records import read_records
+from search.loop.signals import handle_signals, held, interruptible
 from search.tuning import tune as tune_file
 from tests.search.typed import SlowProber
 

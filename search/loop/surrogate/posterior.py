@@ -17,11 +17,10 @@ import numpy as np
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import Expected, Range
 from planner.core.schema.setting import COMPILED_FIELDS
-from search.loop.recommend import Contender
 from search.loop.space import Candidate, Space
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior, ProbeCosts
 from search.loop.surrogate.process import Array, GaussianProcess, Mask
-from search.probe.evidence import is_feasible, median_interval, slowed_by, usual_cause
+from search.probe.evidence import Contender, is_feasible, median_interval, slowed_by, usual_cause
 
 # Between processes the same setting repeats to about a percent, whatever the samples of one say:
 # an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of

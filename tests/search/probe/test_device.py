@@ -21,8 +21,8 @@ from planner.machine.findings import judge
 from planner.machine.hardware.overheads import CONTEXT_BYTES
 from planner.machine.torch_build import TorchBuild, TorchGpu
 from search.loop import records
+from search.loop.budget import find_budget
 from search.loop.options import SearchOptions
-from search.loop.prober import find_budget
 from search.probe import device
 from search.probe.device import (
     CONTEXT_GROWTH_BYTES,
