@@ -1,9 +1,9 @@
 """ARCHITECTURE.md is true: its files exist, the code imports in the one direction it shows, and no
-room has more code lines than it may.
+package has more code lines than it may.
 
-Its table of rooms is read from top to bottom; a room may import from the rows below its own. A room
-is a folder directly under `planner/` or `search/`. Its number only goes down: as a room shrinks, to
-1% above what it has.
+Its table of packages is read from top to bottom; a package may import from the rows below its own.
+A package is a folder or a file directly under `planner/` or `search/`. Its number only goes down:
+as a package shrinks, to 1% above what it has.
 """
 
 import ast
@@ -25,10 +25,10 @@ PATH = re.compile(r"`((?:planner|search|tests|docs|examples)/[\w./-]*)(?::\w+)?`
 
 
 def rows() -> list[tuple[str, int]]:
-    """The room of each row of the table, as a path without suffix (`planner/step`), and how many
+    """The package of each row of the table, as a path without suffix (`planner/step`), and how many
     code lines it may have."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    table = text.partition("## The rooms")[2].partition("\n## ")[0]
+    table = text.partition("## The packages")[2].partition("\n## ")[0]
     return [
         (name.strip("`").removesuffix("/").removesuffix(".py"), int(lines.replace(",", "")))
         for name, lines in ROW.findall(table)
@@ -59,8 +59,8 @@ def code_lines(path: Path) -> int:
     return len(code - documented)
 
 
-def room_of(module: str) -> str:
-    """The room that a dotted module lies in; a house's own `__init__` is the house."""
+def package_of(module: str) -> str:
+    """The package that a dotted module lies in: "planner/step" for `planner.step.nn`."""
     return "/".join(module.split(".")[:2])
 
 
@@ -77,27 +77,27 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 def sources() -> list[Path]:
-    return [path for house in ("planner", "search") for path in (ROOT / house).rglob("*.py")]
+    return [path for top in ("planner", "search") for path in (ROOT / top).rglob("*.py")]
 
 
 def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def test_every_room_is_in_the_table_once() -> None:
-    listed = [room for room, _ in rows()]
+def test_every_package_is_in_the_table_once() -> None:
+    listed = [package for package, _ in rows()]
     assert len(listed) <= 20
     assert len(listed) == len(set(listed))
-    assert {*listed, *FACES} == {room_of(module_of(path)) for path in sources()}
+    assert {*listed, *FACES} == {package_of(module_of(path)) for path in sources()}
 
 
 def test_imports_run_downwards() -> None:
-    floor = {room: number for number, (room, _) in enumerate(rows())}
+    floor = {package: number for number, (package, _) in enumerate(rows())}
     upwards = set()
     for path in sources():
-        here = room_of(module_of(path))
+        here = package_of(module_of(path))
         for module in imports_of(path):
-            there = room_of(module)
+            there = package_of(module)
             if here not in floor or there not in floor or here == there:
                 continue
             if floor[there] <= floor[here]:
@@ -105,13 +105,13 @@ def test_imports_run_downwards() -> None:
     assert not upwards, "\n".join(sorted(upwards))
 
 
-def test_no_room_has_more_code_lines_than_it_may() -> None:
+def test_no_package_has_more_code_lines_than_it_may() -> None:
     limits = {**dict(rows()), "tests": TESTS_AT_MOST}
     counts: Counter[str] = Counter()
     for path in sources():
-        counts[room_of(module_of(path))] += code_lines(path)
+        counts[package_of(module_of(path))] += code_lines(path)
     counts["tests"] = sum(code_lines(path) for path in (ROOT / "tests").rglob("*.py"))
-    over = {room: counts[room] for room, limit in limits.items() if counts[room] > limit}
+    over = {name: counts[name] for name, limit in limits.items() if counts[name] > limit}
     assert not over, f"{over} of {limits}: first take lines out there (CONTRIBUTING.md)"
 
 
