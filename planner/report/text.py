@@ -274,7 +274,7 @@ def model_row(name: str, config: SwinConfig) -> list[Cell]:
 def cache_row(entry: Entry, age: float) -> list[Cell]:
     key, content, setting = entry.key, "the model's description", ""
     if "name" not in key:
-        content = f"a step at batch {key['batch']}"
+        content = f"a step at batch {key['batch']}" if "batch" in key else "what a search expects"
     if "setting" in key:
         setting = describe_setting(TrainSetting(**key["setting"])).partition(", ")[2]
     size, last_used = format_bytes(entry.num_bytes), f"{format_seconds(age)} ago"
