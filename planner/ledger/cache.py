@@ -232,6 +232,8 @@ def ledger_key(model: Model, setting: TrainSetting, batch: int) -> Key | None:
     packages = {"torch", getattr(model, "library", "")}
     if setting.needs_torchao:
         packages.add("torchao")
+    if setting.optimizer_family == "lion":
+        packages.add("timm")
     sources: dict[str, str] = {}
     if isinstance(model, FactoryModel):
         if _find_source(model.parts[0]) is None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from planner.core.errors import PlannerError, UnsupportedError, refuse_faults
+from planner.core.errors import UnsupportedError, refuse_faults
 from planner.core.schema import Model, SwinConfig, TrainSetting
 from planner.core.schema.setting import DEEPSPEED
 from planner.libraries.limits import block_faults
@@ -143,8 +143,8 @@ def check_blocks(
 @contextmanager
 def try_imports() -> Iterator[None]:
     """A context in which a setting may import timm and torchao. Logging is off in it: torchao would
-    log each of its kernels that does not load, and none is needed. Raises PlannerError if one of
-    the two is not installed."""
+    log each of its kernels that does not load, and none is needed. Raises UnsupportedError if one
+    of the two is not installed: a recording keeps that, and its key has their versions."""
     declare_missing_operators()
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -154,7 +154,7 @@ def try_imports() -> Iterator[None]:
         missing = (error.name or "").partition(".")[0]
         if missing not in ("timm", "torchao"):
             raise
-        raise PlannerError(
+        raise UnsupportedError(
             f"this setting needs {missing}, which is not installed.",
             f"Install it with: pip install 'planner[{missing}]'",
         ) from error

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from planner.core.errors import PlannerError, UsageError
+from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import TrainSetting, parse
 from planner.estimation.estimate import estimate
 from planner.ledger.ledger import COMPILED_CALL, GRADIENT_TO_HOST, WEIGHT_TO_DEVICE
@@ -106,7 +106,7 @@ def test_a_missing_torchao_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("torchao.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(PlannerError, match=r"pip install 'planner\[torchao\]'"), try_imports():
+    with pytest.raises(UnsupportedError, match=r"pip install 'planner\[torchao\]'"), try_imports():
         make_optimizers(weights, None, setting, step_setting(small(), setting))
-    with pytest.raises(PlannerError, match="torchao, which is not installed"), try_imports():
+    with pytest.raises(UnsupportedError, match="torchao, which is not installed"), try_imports():
         use_float8(torch.nn.Linear(64, 64))
