@@ -187,7 +187,7 @@ class _Walk:
                 f"Other programs kept {others:.1f} of {processors:g} processors busy: alone "
                 "it loads faster."
             )
-        if len(self.runs) > 1 and not self.has_time():
+        if not self.has_time():
             self.notes.append("Time ran out: a longer --budget may find more.")
         return DataResult(
             location=data.location, num_items=num_items,

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from shutil import copyfileobj
 from typing import Any
 
-from planner.core.files import opened_whole
+from planner.core.files import opened_whole, write_output
 from planner.core.units import format_bytes
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 from planner.programs import inside, snapshots
@@ -319,14 +318,14 @@ def steps_of(path: Path) -> list[list[int]]:
 
 def keep_snapshots(folder: Path, processes: Iterable[EmulatedProcess], path: Path) -> None:
     """Copies the snapshot of each process, where it ran out of memory or else at its last peak, to
-    `path`; each rank has its own file."""
+    `path`; each rank has its own file. Raises PlannerError where it cannot be written."""
     for process in processes:
         peaks = sorted(folder.glob(f"{process.pid}-peak*"), key=lambda at: at.stat().st_mtime_ns)
         taken = [*peaks, *folder.glob(f"{process.pid}-{inside.OUT_OF_MEMORY}*")]
         rank = "" if process.rank is None else f"_rank{process.rank}"
         for last in taken[-1:]:
-            with opened_whole(last) as packed, path.with_stem(path.stem + rank).open("wb") as file:
-                copyfileobj(packed, file)
+            with opened_whole(last) as packed:
+                write_output(path.with_stem(path.stem + rank), packed.read())
 
 
 def _snapshot(path: Path, moment: str) -> dict[str, Any]:

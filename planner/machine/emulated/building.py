@@ -287,13 +287,13 @@ def built_libraries() -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
-    except OSError as error:
-        raise unwritable(folder.parent, error, "set PLANNER_CACHE_DIR") from error
-    try:
-        _build(compiler, wheels, beside)
-        _move_into_place(beside, folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        try:
+            _build(compiler, wheels, beside)
+            _move_into_place(beside, folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except OSError as error:  # a full disk, while it is built
+        raise unwritable(folder.parent, error, "set PLANNER_CACHE_DIR to another folder") from error
     return folder
 
 
