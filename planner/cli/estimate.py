@@ -114,9 +114,9 @@ def _record_rows(request: EstimateRequest, rows: list[StepRow]) -> list[StepRow]
     remaining = [row for row in rows if row not in errors]
     if not remaining:
         raise next(iter(errors.values()))
-    from planner.estimation.largest import describe_kind
+    from planner.report.text import describe_setting as name
 
-    text = (f"Without {describe_kind(s)}: {error.message}\n" for (_, _, s), error in errors.items())
+    text = (f"Without {name(s, m, ['batch_size'])}: {e}\n" for (_, m, s), e in errors.items())
     for line in dict.fromkeys(text):
         tell(line) if request.as_json else say(line)
     return remaining
