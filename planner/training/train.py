@@ -892,7 +892,7 @@ def parse_trainer_arguments() -> argparse.Namespace:
     """The options for the loop of another trainer, which has no steps of this one."""
     options = parse_arguments()
     if options.synthetic or options.steps or options.profile or options.watch:
-        raise SystemExit("--synthetic, --steps, --profile and --watch are train.py's alone")
+        raise SystemExit("Only train.py has --synthetic, --steps, --profile, --watch: use --epochs")
     return options
 
 

@@ -117,6 +117,8 @@ class StudyIdentity(BaseModel, frozen=True):
         if other.device.is_like(self.device):
             ours["device"] = theirs["device"]
         ours["device"]["uuid"] = theirs["device"]["uuid"]
+        if ours["model"].keys() != theirs["model"].keys():  # of different kinds
+            ours["model"], theirs["model"] = ({"name": i.model.title} for i in (self, other))
         return [
             f"{part}.{field}: {theirs[part].get(field)} there, {ours[part].get(field)} here"
             for part in ("device", "model", "versions")
