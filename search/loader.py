@@ -71,12 +71,12 @@ def find_loader(
         image_size: (height, width) in pixels of what comes out.
         max_workers: No more workers than these (default: twice the processors).
         device: Where the batches go: on a CUDA device pinned memory is measured too.
-        seconds: No further loader is begun after these.
+        seconds: After these it begins no further loader.
         on_progress: Called with a line for each loader measured.
 
     Raises:
         UsageError: There are no data, or an option is out of its bounds.
-        UnsupportedError: The library of the pipeline is not here.
+        UnsupportedError: The library of the pipeline is not installed.
         PlannerError: An item cannot be loaded, or workers die; the message says which and why.
     """
     for name, value in (("batch_size", batch_size), ("image_size", min(image_size))):

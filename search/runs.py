@@ -58,7 +58,7 @@ def write_report(
     result of `report_estimate`. Models are estimated on each `gpu`, with the `options` of
     `planner.estimate`. `force` replaces a file that is no page of ours.
 
-    Raises UsageError and PlannerError, if possible before anything is estimated.
+    Raises UsageError and PlannerError, if possible before it estimates anything.
     """
     several = isinstance(targets, Sequence) and not isinstance(targets, str)
     listed: list[ReportTarget] = list(targets) if several else [targets]  # type: ignore[arg-type,list-item]

@@ -29,7 +29,7 @@ from planner.trainers.emission import read_result
         ("digits.yaml", "embed_dim: " + "9" * 5000, "thousands of digits"),
         ("broken.yaml", "embed_dim: [", "is not YAML"),
         ("list.yaml", "- 1", "holds no fields"),
-        ("twice.yaml", "embed_dim: 48\nembed_dim: 96", "'embed_dim' is there twice"),
+        ("twice.yaml", "embed_dim: 48\nembed_dim: 96", "'embed_dim' occurs twice"),
         ("many.json", json.dumps({f"field{i}": 1 for i in range(3000)}), "and 2,980 more"),
         ("long.json", json.dumps({"x" * 10_000: 1}), "no such field"),
         ("large.json", "[" + " " * 300_000, "larger than 256.00 KiB"),

@@ -169,18 +169,18 @@ def advise(
     recorded: bool = False,
     **overrides: Any,
 ) -> Advice:
-    """The fastest ways to train `model` in a memory, from estimates alone.
+    """The fastest ways to train `model` in a given memory, from estimates only.
 
     `model`, `setting`, `gpu`, `memory_bytes`, `allocator`, `link`, `epochs`, `images_per_epoch`
     and `overrides` are as `planner.estimate` takes them.
 
     - `batch_size` (on one device) or `global_batch` (on all): the images that an optimizer step
-      must see, in micro-batches that fit; with neither the fastest batch is searched for.
+      must see, in micro-batches that fit; with neither it looks for the fastest batch.
     - `keep`: fields of the setting that stay as they are, or effects that are not wanted (rounding,
       recipe, learning-rate, adapters).
     - `allow`: effects that are otherwise used only where nothing else fits (recipe), or not at all
       (adapters).
-    - `recorded`: records steps too that are not tried otherwise, which takes minutes.
+    - `recorded`: tries, for minutes, also what must be recorded first, such as compilation.
 
     Raises UsageError for what is unknown or cannot be read, UnsupportedError for a wish that the
     model's library or the card cannot run.

@@ -1,5 +1,5 @@
-"""What is said beside a recommendation: from the plain default to it, lever by lever; what the
-device waits for, and which lever treats it.
+"""What an answer shows beside a recommendation: the way from the setting asked for to it, lever by
+lever; what the device waits for, and which lever treats that.
 """
 
 from collections.abc import Iterator, Sequence

@@ -65,7 +65,7 @@ COMMANDS = {
     "explain": ("diagnose:explain", TROUBLE, "Say why a training ended, from its log."),
     "gpus": ("lists:gpus", LISTS_AND_FILES, "List the GPUs that --gpu knows."),
     "models": ("lists:models", LISTS_AND_FILES, "List the Swins, or any models by name."),
-    "cache": ("lists:cache", LISTS_AND_FILES, "List or remove the recordings that are kept."),
+    "cache": ("lists:cache", LISTS_AND_FILES, "List or remove what is kept between runs."),
 }
 EXAMPLES = (
     "planner estimate native:swin_tiny --batch-size 64 --gpu 'RTX 3090'",

@@ -48,7 +48,7 @@ def command(request: EmulateRequest) -> int:
     and how long it takes says nothing of a GPU. It needs Linux, a C compiler, and torch's build
     for CUDA in the Python that COMMAND runs. No file of the program is changed and nothing is
     installed: for the run, PYTHONPATH begins with a folder of ours.
-    Exit status: that of COMMAND, or 1 where it does not fit, or that could not be told.
+    Exit status: that of COMMAND, or 1 where it does not fit or that is not known.
 
     Examples:
       planner emulate --gpu "RTX 4090" --steps 3 -- python train.py --batch-size 64

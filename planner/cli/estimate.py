@@ -52,7 +52,7 @@ def command(request: EstimateRequest) -> None:
     MODEL is LIBRARY:NAME (any model of timm, torchvision or transformers: timm:resnet50), a YAML or
     JSON file, or package.module:factory. Several values for an option make one row per
     combination; --gpus 1,2,4,8 shows what many GPUs reach together. A Swin of 'planner models' is
-    predicted at once; any other model's step is recorded first, once, which takes up to minutes.
+    predicted at once; any other model's step is recorded once, for seconds, or minutes if compiled.
 
     Examples:
       planner estimate native:swin_tiny --batch-size 64 --gpu "RTX 3090"

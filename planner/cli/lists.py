@@ -116,7 +116,8 @@ class CacheRequest(Printed):
 
 @reads(CacheRequest)
 def cache(request: CacheRequest) -> None:
-    """List the recordings that are kept, from which estimates are answered without torch.
+    """List what is kept between runs: recordings, from which estimates are answered without torch,
+    models that were looked up by name, and what searches expected.
 
     Examples:
       planner cache

@@ -166,7 +166,7 @@ def tune_arguments(request: TuneRequest) -> dict[str, Any]:
 
 
 def _read_start(path: str, way: int | None, device: str) -> Predicted:
-    """The setting in the file of --from, which is told. Raises UsageError and UnsupportedError."""
+    """The setting in the file of --from; prints it. Raises UsageError and UnsupportedError."""
     data, source = read_piped(path), "standard input"
     if path != "-":
         data, source = parse_json(read_text(Path(path), MAX_RESULT_BYTES), path), path

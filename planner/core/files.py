@@ -151,7 +151,7 @@ def parse_yaml(text: str, source: str) -> Any:
             keys = (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
             if twin := _first_repeated(keys):
                 line = node.start_mark.line + 1
-                raise ValueError(f"{twin[:80]!r} is there twice (from line {line} on)")
+                raise ValueError(f"{twin[:80]!r} occurs twice (from line {line} on)")
             return super().construct_mapping(node, deep)
 
     way_out = "Mend it there, or write it anew."
@@ -249,7 +249,7 @@ def cache_directory() -> Path:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise ValueError(f"{_first_repeated(key for key, _ in pairs)[:80]!r} is there twice")
+        raise ValueError(f"{_first_repeated(key for key, _ in pairs)[:80]!r} occurs twice")
     return fields
 
 

@@ -138,16 +138,16 @@ def estimate(
     - `model`: `LIBRARY:NAME`, `package.module:factory`, a configuration file, a `SwinConfig` or
       its fields.
     - `setting`: defaults to batch 64, bf16 autocast (fp16 where `gpu` has no bf16), adamw.
-    - `gpu`: a name of the catalogue. `memory_bytes`: the budget, in bytes or as text (24GiB); else
-      it is the GPU's memory; else there is none, and `fits` is None.
+    - `gpu`: a name of the catalogue. `memory_bytes`: the budget, in bytes or as text (24GiB);
+      without it the GPU's memory; with neither, `fits` is None.
     - `allocator`: the caching allocator's options; None means those that torch would find in this
       environment.
-    - `recorded`: a Swin of native, timm or microsoft is estimated on shapes unless this is set, or
-      the setting has no step there (fp8, ZeRO, most optimizers); every other model is recorded:
-      torch's own code runs on an emulated GPU. That needs torch once, and is kept.
+    - `recorded`: runs torch's own code on an emulated GPU, once, and keeps the recording. Any model
+      but a Swin of native, timm or microsoft is always recorded, and so are their settings that
+      have no step on shapes (fp8, ZeRO, most optimizers).
     - `link`: what joins several GPUs, as `planner estimate --link` takes it.
-    - `epochs`, of `images_per_epoch` (None: ImageNet-1k's): gives the estimate a `cost`, how long
-      a whole training on `gpu` takes.
+    - `epochs` of `images_per_epoch` each (None: ImageNet-1k's): the estimate then has a `cost`, the
+      time of a whole training on `gpu`.
     - `overrides`: fields of the model or the setting; a `world_size` without a `parallelism` runs
       ddp.
 

@@ -1,4 +1,4 @@
-"""The largest batch that fits, and what is said where none does. Imports no torch."""
+"""The largest batch that fits, and the advice where none does. Imports no torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +31,8 @@ def largest_batch(
 ) -> Estimate | None:
     """The estimate at the largest batch found up to `ceiling` that fits while the next does not;
     None where none fits. With sdpa it is at most the batch that its kernel takes, with fp8 a
-    multiple of 16. With `surely` even the upper end of its range fits. All else is as
-    `planner.estimate` takes it.
+    multiple of 16. With `surely` even the upper end of its range fits. The other arguments are
+    those of `planner.estimate`.
 
     The live bytes rise with the batch; what the allocator keeps beside them goes up and down, so
     that a still larger batch may fit too. Raises UnsupportedError without a budget.

@@ -442,7 +442,7 @@ def _torch(facts: Facts) -> Findings:
         yield Finding(
             "warning", name, f"torch failed when asked for {', '.join(torch.failed)}",
             "; ".join(torch.failed.values()), "what depends on it was not judged",
-            "Ask it by itself, in a Python that has torch.",
+            "Run that by itself in a Python that has torch: it prints the whole error.",
         )  # fmt: skip
 
 

@@ -349,10 +349,10 @@ def explain(
     """Why a training failed, and what to do.
 
     `source` is a log or a snapshot of torch's allocator, also gzipped, also a pipe; "-" is standard
-    input. `plan` is what was to be trained: an Estimate, a Recommendation, or the file or folder of
-    one. What was seen is then compared with what was predicted, on `gpu` and with `allocator` where
-    the plan does not name them, and the ways that free enough memory are named. Raises UsageError
-    for what cannot be read.
+    input. `plan` is what you meant to train: an Estimate, a Recommendation, or the file or folder
+    of one. The answer then compares what happened with what was predicted, on `gpu` and with
+    `allocator` where the plan does not name them, and names the ways that free enough memory.
+    Raises UsageError for what cannot be read.
     """
     from planner.estimation.arguments import read_gpu
 

@@ -53,8 +53,8 @@ def emulate(
     output: int | IO[str] | None = None,
     hear: Hear | None = None,
 ) -> EmulatedRun:
-    """Run `command` on emulated GPUs and say what it needs of them: torch's own CUDA code, whose
-    kernels compute nothing. Linux only.
+    """Run `command` on emulated GPUs and say what it needs of them. It runs torch's own CUDA code,
+    whose kernels compute nothing. Linux only.
 
     - `command`: a program and its arguments, or a function of a module that the program's Python
       can import.

@@ -67,11 +67,11 @@ class Watch:
     """Watches a training: call `step` after each optimizer step, and put `batches` around the
     loader.
 
-    `plan` is compared with what is seen: a folder of `planner tune` or its `recommendation.json`,
-    the output of `planner estimate --json` or `advise --json`, an Estimate, or None. Raises
-    UsageError for a plan that cannot be read. Rank 0 prints a line every `every_seconds`, and each
-    rank one line for each kind of difference; `say` receives them (None: standard error). Where
-    memory runs out, a snapshot of torch's allocator goes to `folder`.
+    It compares the training with `plan`: a folder of `planner tune` or its `recommendation.json`,
+    the output of `planner estimate --json` or `advise --json`, an Estimate, an Advice, a
+    Recommendation, or None. Raises UsageError for a plan that cannot be read. Rank 0 prints a line
+    every `every_seconds`, and each rank one line for each kind of difference; `say` receives them
+    (None: standard error). If memory runs out, a snapshot of torch's allocator goes to `folder`.
     """
 
     def __init__(

@@ -140,7 +140,7 @@ def _recommendation_lines(result: Recommendation, rate_interval: RateInterval) -
         return [f"Nothing to recommend after {probes}: {result.stopped_because}.", result.advice]
     basis = "memory measured, times predicted" if result.device.emulated else "measured"
     place = "the CPU: " if result.device.kind == "cpu" else ""
-    gain = "no gain told" if result.baseline else "the plain default was not measured"
+    gain = "no gain known" if result.baseline else "the plain default was not measured"
     if result.baseline is not None and result.gain is not None:
         gain = f"{result.gain:.2f} × the plain default"
     return [

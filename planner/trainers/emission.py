@@ -47,12 +47,12 @@ def emit(
     `result` is a Recommendation, an Estimate or an Advice; or its JSON (also of several estimates);
     or the path of a file that holds it, or of the directory of `planner tune`. `way` chooses one of
     several estimates or of an Advice's `ways`, counted from 1; without it an Advice's
-    recommendation is taken. `changes` are fields of TrainSetting to change.
+    recommendation counts. `changes` are fields of TrainSetting to change.
 
     A prediction is called a prediction, in the file and in the warnings. A trainer of another
-    library trains that library's version of the model: then the memory is estimated anew, and the
-    file says that this was not measured; so it is with a setting that trains under DDP. `output` is
-    the path where you will write the file, for the launch command.
+    library trains that library's version of the model: the memory is then estimated again, and the
+    file says that nobody measured it. The same holds for a setting that trains under DDP. `output`
+    is the path where you will write the file, for the launch command.
 
     Raises UsageError (unknown target, unreadable result, no such way, a bad change) and
     UnsupportedError (no setting fits, the trainer cannot express the setting, or it would not fit).

@@ -23,7 +23,7 @@ WORKERS = 8  # DATA.NUM_WORKERS
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a trainer is told beside the setting. Lengths are in epochs.
+    """What a trainer needs beside the setting. Lengths are in epochs.
 
     - `learning_rate`: for the setting's global batch; None where none is published, and the user
       sets it. It rises from the share `warmup_start` of it over `warmup_epochs`, and falls by half

@@ -80,12 +80,12 @@ def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recomme
 def _without_gain(plain: Contender | None, summary: Summary) -> str:
     """Why no gain is given: a gain is that over the plain default at its best batch, or none."""
     if summary.plain_arm is None:
-        return "The plain default (fp32, eager, no checkpointing) was excluded: no gain is told."
+        return "The plain default (fp32, eager, no checkpointing) was excluded: no gain is known."
     if plain is None or summary.plain_is_at_its_best:
         return ""
     return (
         f"The plain default was measured at batch {plain.setting.batch_size} only, and another is "
-        "expected to be faster: no gain over it is told."
+        "expected to be faster, so no gain over it is known."
     )
 
 

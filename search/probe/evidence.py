@@ -248,8 +248,8 @@ class QuietWatch:
         self.before = _read()
 
     def flags(self, needed: float = math.inf) -> list[str]:
-        """A flag where others took some of the `needed` processors (all). Below a fifth of a second
-        that cannot be told."""
+        """A flag where others took some of the `needed` processors (all). None below a fifth of a
+        second, for which the counts are too coarse."""
         passed = (now - then for now, then in zip(_read(), self.before, strict=True))
         seconds, busy, own = passed
         if seconds < _LEAST_WATCHED_SECONDS:

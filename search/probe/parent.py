@@ -118,7 +118,7 @@ def _with_crowding(
     outcome: protocol.OutcomeMessage, before: Mapping[str, MemoryInUse | None], has_ended: bool
 ) -> protocol.OutcomeMessage:
     """`outcome` with what others had left free of its GPUs and have taken since, on the fullest of
-    them. While the worker may still live, what it holds cannot be told from what others hold."""
+    them. While the worker may still live, nothing separates what it holds from what others hold."""
     readings = {device: memory for device, memory in before.items() if memory is not None}
     if not readings:
         return outcome

@@ -60,7 +60,7 @@ def tune(
     """Find the fastest setting for a model on a device, by short real training runs.
 
     What it recommends is a setting that it ran. Ctrl-C ends with the best so far; the same call
-    goes on from there.
+    resumes it.
 
     Args:
         model: A SwinConfig (or its fields), a FactoryModel, or what the command takes:
@@ -69,17 +69,17 @@ def tune(
         prober: Runs a probe in place of a worker process.
         on_progress: Called with each event of the search.
         device: `auto`, `cpu`, `cuda:0` …
-        gpus: How many GPUs of this machine are probed together, a rank on each; under DDP unless
-            `restrict` names other values of parallelism.
+        gpus: How many GPUs of this machine a probe uses together, with a rank on each; under DDP
+            unless `restrict` names other values of parallelism.
         memory_bytes: Emulate a smaller device: bytes, or text such as `24GiB`.
         allocator: Options of the caching allocator for every probe, in place of those in this
-            environment. Where neither says any, probes on CUDA run with expandable segments.
+            environment. If neither has any, probes on CUDA run with expandable segments.
         headroom: Share of the memory to leave free.
         batch_size: The micro-batch, or several to try; None searches it.
         global_batch: Micro-batch × accumulation × world, held exactly.
         base: The setting (or its fields) that every probe shares where no axis varies it.
-        restrict: By axis (precision, checkpointing, compile, attention, optimizer) the values it
-            may take; any other field of a setting becomes an axis by being named.
+        restrict: The values that each axis may take (precision, checkpointing, compile, attention,
+            optimizer). Any other field of a setting that you name here becomes an axis.
         start: The setting (its fields, or `batch_size=32,precision=bf16`) to probe first and to
             search around. Only its axes and its micro-batch count: `base` has all other fields.
         trials: At most so many probes in the study.
@@ -87,17 +87,17 @@ def tune(
             limit.
         tolerance: End when three more probes should together gain less than this share.
         storage: An Optuna storage, or a `.journal` file; without one the study is in memory, and
-            one tuner at a time goes on from the records in `output`.
-        accept_different: Go on with a study of another device or software.
+            one tuner at a time continues from the records in `output`.
+        accept_different: Continue a study of another device or software.
         output: Folder for recommendation.json and probes.jsonl (default: tune-LIBRARY-NAME).
-        data: A folder of pictures, or MODULE:FACTORY: what it recommends is trained on them by
-            the emitted script for thirty steps, with the best loader that is found.
+        data: A folder of pictures, or MODULE:FACTORY. The emitted script then trains what it
+            recommends for thirty steps on them, with the best loader that it finds.
 
     Returns:
         The recommendation, also where nothing could be measured: its `status` says so.
 
     Raises:
-        UsageError: Something asked is unknown, out of its bounds or contradictory.
+        UsageError: An argument is unknown, out of its bounds or contradicts another.
         UnsupportedError: The model, setting or platform cannot be probed.
         StudyError: The study cannot be read, written or continued.
         RecordsNotWrittenError: Probes cannot be kept.

@@ -158,7 +158,7 @@ class Made:
 
 
 def ask_factory(model: FactoryModel) -> Made | None:
-    """What a factory makes, from another process; None where that cannot be told. Raises
+    """What a factory makes, asked of another process; None where that gives no answer. Raises
     PlannerError where it makes neither a module nor a whole task, or cannot be imported."""
     arguments = ["-m", "search.tuning.user_code", model.model_dump_json()]
     answer = ask_process(arguments, _ASK_SECONDS)

@@ -12,7 +12,7 @@ from planner.core.errors import Fault, UnsupportedError, alternatives
 from planner.core.schema.model import MAX_SIZE
 from planner.core.schema.validation import Checked, Option
 
-# How a step is spread over devices. Defaults are PyTorch 2.13's
+# How a step is spread over devices. Defaults are PyTorch 2.13's and 2.14's
 # (torch/nn/parallel/distributed.py, torch/distributed/fsdp/_fully_shard/_fully_shard.py) and
 # DeepSpeed 0.19.8's (deepspeed/runtime/zero/config.py). `planner/trainers/` says what a trainer
 # sets otherwise.
@@ -126,7 +126,7 @@ IMPLEMENTATIONS = ("-foreach", "-fused", "-forloop")
 OPTIMIZER_FAMILIES = ("adamw", "adam", "sgd", "adafactor", "lion", "rmsprop", "nadam", "radam")
 OWN_OPTIMIZER = "own"  # the optimizer that a task makes
 OPTIMIZERS = "adamw, adam, sgd, …, also with -foreach, -fused or -forloop after it."
-FUSED_FAMILIES = ("adamw", "adam", "sgd")  # that torch 2.13 has a fused implementation of
+FUSED_FAMILIES = ("adamw", "adam", "sgd")  # fused in torch 2.13 and 2.14
 # What the switches of a setting stand for, from microsoft/Swin-Transformer @f82860b, config.py:
 CLIP_NORM = 5.0  # TRAIN.CLIP_GRAD
 LABEL_SMOOTHING = 0.1  # MODEL.LABEL_SMOOTHING
@@ -158,8 +158,8 @@ class TrainSetting(Distribution):
       buffers, the batch and scalars.
     - `compile_scope`: blocks compiles each block by itself. Below an `activation_memory_budget` of
       1 the compiler recomputes until it keeps that share of what it would keep.
-    - `attention`: library is what the library does by itself on CUDA; `resolve` in
-      `planner.libraries` turns it into eager or sdpa.
+    - `attention`: library is what the library does by itself on CUDA; `LibrarySpec.resolve` turns
+      it into eager or sdpa.
     - `optimizer`: a family, in torch's default implementation on CUDA (foreach, for adafactor
       forloop), or a family with -foreach, -fused or -forloop. sgd has momentum 0.9; lion is timm's,
       adamw-8bit torchao's, all others are torch's.

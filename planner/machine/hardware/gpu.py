@@ -178,8 +178,8 @@ def find_gpu(text: str) -> Gpu:
     """The GPU that `text` names, forgiving case, separators and brands: `RTX 3090`, `rtx3090`,
     `rtx-3090`, or a driver's own "NVIDIA GeForce RTX 3090".
 
-    A bare number is the card of that number: `3090` is no 3090 Ti. Raises UsageError where no GPU
-    is meant, or several are ("a100"): then it lists the choices.
+    A bare number is the card of that number: `3090` is no 3090 Ti. Raises UsageError, with a list
+    of the choices, where the text means no GPU or several ("a100").
     """
     matches, words = matching_gpus(text), _split_name(text)
     # "4070 super" is not the Ti: a bare number means the card whose name it is after the brand.

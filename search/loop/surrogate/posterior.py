@@ -95,7 +95,7 @@ class Posterior:
         return np.asarray(known | (self.broken_parts.probabilities() < least))
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
-        """Learns from a probe of this space, however it ended; once, however often it is told."""
+        """Learns from a probe of this space, however it ended. Ignores a record that it knows."""
         index = self.space.index(candidate.setting)
         if index is None or any(record is known for known in self.history):
             return
