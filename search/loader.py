@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -42,12 +42,18 @@ MEASURE_SECONDS, FIRST_BATCH_SECONDS = 3.0, 120.0  # of each loader; of a first 
 DEEPER = 4  # batches that each worker prefetches, in place of torch's 2
 # The share of the processors' time from which on they bound loading; the rest waits for the queue.
 BUSY = 0.85
-# The share of a loader's bytes that came from the disk, and how many processors others kept busy.
-Beside = tuple[float | None, float]
 CROWDED = 0.1  # of the processors, taken by other programs: worth a note
 COLD = 0.05  # of the bytes read, from the disk: then it may bound loading
 
 Say = Callable[[str], None]
+
+
+class Surroundings(NamedTuple):
+    """The share of a loader's bytes that came from the disk, and how many processors others kept
+    busy."""
+
+    disk_share: float | None
+    busy_processors: float
 
 
 def find_loader(
@@ -89,7 +95,7 @@ def find_loader(
         workers=0, pin_memory=where.type == "cuda",
     )  # fmt: skip
     opened = open_data(source, first.pipeline, image_size)
-    walk = _Walk(opened, time.monotonic() + seconds, on_progress)
+    walk = _LoaderWalk(opened, time.monotonic() + seconds, on_progress)
     try:
         with warnings.catch_warnings():  # more workers than processors are tried on purpose
             warnings.filterwarnings("ignore", message=".*worker processes in total")
@@ -102,13 +108,13 @@ def find_loader(
 
 
 @dataclass
-class _Walk:
+class _LoaderWalk:
     opened: OpenData
     ends_at: float
     say: Say
     runs: list[LoaderRun] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    beside: dict[LoaderSetting, Beside] = field(default_factory=dict)
+    surroundings: dict[LoaderSetting, Surroundings] = field(default_factory=dict)
 
     @property
     def best(self) -> LoaderRun:
@@ -158,7 +164,7 @@ class _Walk:
 
     def measure(self, setting: LoaderSetting) -> float:
         """The images/s of a loader now. `runs` keeps the mean with those measured before."""
-        run, self.beside[setting] = _measure(self.opened, setting)
+        run, self.surroundings[setting] = _measure(self.opened, setting)
         for number, other in enumerate(self.runs):
             if other.setting == setting:
                 mean = (run.images_per_second + other.images_per_second) / 2
@@ -172,7 +178,7 @@ class _Walk:
     def result(self, data: Data, image_size: tuple[int, int]) -> DataResult:
         best, processors = self.best, read_host().cpus
         bound = self.bound(best, processors)
-        disk_share, others = self.beside[best.setting]
+        disk_share, others = self.surroundings[best.setting]
         dataset = self.opened.dataset
         num_items = data.num_items or (len(dataset) if hasattr(dataset, "__len__") else None)
         if bound == "disk":
@@ -201,14 +207,14 @@ class _Walk:
     def bound(self, best: LoaderRun, processors: float) -> LoaderBound:
         """What bounds the loader, so that no further worker would help. Without workers all is the
         work of one process."""
-        disk_share, others = self.beside[best.setting]
+        disk_share, others = self.surroundings[best.setting]
         usable = min(processors - others, max(1, best.setting.workers))
         if best.images_per_second * best.cpu_seconds >= BUSY * usable:
             return "processors" if best.setting.workers else "main process"
         return "disk" if (disk_share or 0) >= COLD else "main process"
 
 
-def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, Beside]:
+def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, Surroundings]:
     """A loader in its steady state, the share of its bytes that came from the disk, and how many
     processors other programs kept busy meanwhile.
 
@@ -246,7 +252,7 @@ def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, Besid
     finally:
         del batches
         gc.collect()  # ends the workers
-    return run, (missed / read if read > 0 else None, others)
+    return run, Surroundings(missed / read if read > 0 else None, others)
 
 
 def _batches(opened: OpenData, setting: LoaderSetting) -> Iterator[Any]:

@@ -19,7 +19,7 @@ from planner.estimation.arguments import (
     Target,
     read_target,
 )
-from planner.estimation.estimate import choose, estimate_ledger
+from planner.estimation.estimate import estimate_ledger, read_resolved
 from planner.estimation.ledgers import step_ledger
 from planner.estimation.predicted import is_predicted
 from planner.libraries.names import CONFIG_SUFFIXES, resolve_model
@@ -96,7 +96,7 @@ def report_estimate(
 ) -> PredictedStep:
     """An estimate with its ledger, for `write_report`; its arguments are `planner.estimate`'s."""
     target = read_target(gpu, memory_bytes, allocator, link, recorded)
-    config, chosen = choose(model, setting, target.gpu, overrides)
+    config, chosen = read_resolved(model, setting, target.gpu, overrides)
     step = predicted_step(config, chosen, target)
     typed = {name: str(value) for name, value in overrides.items() if name in MODEL_FIELDS}
     return replace(step, model_text=model if isinstance(model, str) else "", fields=typed)
@@ -226,7 +226,7 @@ def _is_result(path: Path) -> bool:
 
 def interval_of(record: MeasurementRecord) -> tuple[float, float] | None:
     """The interval of a record's rate; None where nothing was timed."""
-    images = record.setting.batch_size * record.setting.accumulate
+    images = record.setting.images_per_device_step
     return rate_interval(images, record.step_seconds) if record.step_seconds else None
 
 

@@ -5,7 +5,7 @@ import pytest
 from planner.core.schema import DeviceInfo, SwinConfig, TrainSetting
 from planner.core.units import GIB
 from planner.estimation.device_estimator import DeviceEstimator
-from planner.estimation.estimate import choose, estimate
+from planner.estimation.estimate import estimate, read_resolved
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import LEDGER_MICRO_BATCHES
 from planner.libraries.names import resolve_model
@@ -79,7 +79,7 @@ def test_a_small_share_of_the_optimizer_is_told_from_a_large_one(
     gpu = recognise_gpu(H100.name, H100.total_bytes)
     setting = TrainSetting.model_validate(fields)
     eager = setting.model_copy(update={"compile": "off"})
-    config, chosen = choose(model, eager, gpu, {})
+    config, chosen = read_resolved(model, eager, gpu, {})
     operations = step_ledger(config, chosen).operations()
     own = predict_step(
         operations, rates_for(gpu, model), setting, min(setting.accumulate, LEDGER_MICRO_BATCHES)

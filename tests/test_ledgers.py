@@ -12,7 +12,7 @@ import pytest
 from planner import SwinConfig, TrainSetting, estimate, largest_batch
 from planner.core.errors import ContractError, UnsupportedError, UsageError
 from planner.core.schema import FactoryModel, ResolvedSetting
-from planner.estimation.estimate import choose, resolve
+from planner.estimation.estimate import read_resolved, resolve
 from planner.estimation.ledgers import record_ledgers, step_ledger
 from planner.ledger import cache as ledger_cache
 from planner.ledger.cache import decode, encode, load, source_digest, store
@@ -164,7 +164,7 @@ SWINS = {
 
 def ledgers_of(case: str) -> ShapeLedgers:
     model, of_model, of_setting = SWINS[case]
-    config, setting = choose(model, TrainSetting(**of_setting), None, of_model)
+    config, setting = read_resolved(model, TrainSetting(**of_setting), None, of_model)
     build = on_shapes(config, setting)
 
     def run(batch_size: int) -> Ledger:

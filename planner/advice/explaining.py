@@ -196,5 +196,5 @@ def waterfall(table: Table, goal: Choice) -> tuple[WaterfallStep, ...]:
 def _bytes_and_seconds(table: Table, choice: Choice) -> tuple[int, float]:
     """The device's bytes, and the seconds that the images of the wish's step take."""
     plain = table.wish.plain
-    images = plain.batch_size * plain.accumulate
+    images = plain.images_per_device_step
     return table.estimate(choice).device_total_bytes, images / table.rate(choice)

@@ -222,7 +222,7 @@ class Table:
 
     def rate(self, choice: Choice) -> float:
         """Images per second of one device."""
-        return choice.setting.batch_size * choice.setting.accumulate / self.seconds(choice)
+        return choice.setting.images_per_device_step / self.seconds(choice)
 
     def is_slower(self, choice: Choice, fastest: Choice) -> bool:
         """Whether a choice is slower than `fastest`, whatever the card's rates are."""

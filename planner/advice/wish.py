@@ -21,9 +21,9 @@ from planner.estimation.arguments import (
     ModelLike,
     SettingLike,
     Target,
-    share_of,
+    split_images,
 )
-from planner.estimation.estimate import choose, default_precision, resolve
+from planner.estimation.estimate import default_precision, read_resolved, resolve
 from planner.estimation.ledgers import is_on_shapes
 from planner.libraries.names import find_library
 from planner.machine.hardware.gpu import Gpu, check_precision, find_gpu
@@ -283,8 +283,8 @@ class Wish:
 
     def distance(self, choice: Choice) -> float:
         """How far the images of a step are from the wish's: 0 where they are the same."""
-        images = choice.setting.batch_size * choice.setting.accumulate
-        return abs(log(images / (self.plain.batch_size * self.plain.accumulate)))
+        images = choice.setting.images_per_device_step
+        return abs(log(images / self.plain.images_per_device_step))
 
     def target_of(self, choice: Choice) -> Target:
         """The target, with the caching allocator's options under `choice`."""
@@ -365,26 +365,27 @@ def read_wish(
     fields = dict(overrides)
     if batch_size is not None:
         fields["batch_size"] = batch_size
-    config, plain = choose(model, setting, target.gpu, _with_share(fields, global_batch))
+    micro_batch = _with_micro_batch(fields, global_batch)
+    config, plain = read_resolved(model, setting, target.gpu, micro_batch)
     is_fixed = global_batch is not None or "batch_size" in fields or "learning rate" in kept
     is_fixed = is_fixed or isinstance(setting, TrainSetting) or "batch_size" in (setting or {})
     return Wish(
         model=config,
         plain=plain.model_copy(update={"attention": _named_attention(setting, fields)}),
         target=target,
-        images_per_device_step=plain.batch_size * plain.accumulate if is_fixed else None,
+        images_per_device_step=plain.images_per_device_step if is_fixed else None,
         keep=kept,
         allow=allowed,
     )
 
 
-def _with_share(fields: Mapping[str, Any], global_batch: int | None) -> dict[str, Any]:
+def _with_micro_batch(fields: Mapping[str, Any], global_batch: int | None) -> dict[str, Any]:
     """`fields` with one device's micro-batch of a global batch, split over the devices and the
     micro-batches that are named beside it."""
     gpus, accumulate = (str(fields.get(field, 1)) for field in ("world_size", "accumulate"))
     if global_batch is None or not (gpus + accumulate).isdecimal():
         return dict(fields)  # where all fields are checked, the one that is no number is named
-    share = share_of(global_batch, int(gpus), int(accumulate), "batch_size" in fields)
+    share = split_images(global_batch, int(gpus), int(accumulate), "batch_size" in fields)
     return {**fields, "batch_size": share}
 
 

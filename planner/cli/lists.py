@@ -5,7 +5,7 @@ import time
 from planner.cli.options import Printed, argument, option, reads, switch
 from planner.cli.show import answer, say
 from planner.core.errors import PlannerError, unknown_name
-from planner.core.schema.model import LIBRARIES
+from planner.core.schema.model import SWIN_LIBRARIES
 from planner.core.units import format_bytes
 from planner.ledger import cache as recordings
 from planner.machine.hardware import all_gpus, find_gpu
@@ -64,8 +64,8 @@ class ModelsRequest(Printed):
     """The request of `planner models`."""
 
     text: str | None = argument("TEXT", "models", default=None)
-    library: str | None = option(f"Only this one: {', '.join(LIBRARIES)}.", "LIBRARY",
-                                 values=LIBRARIES)  # fmt: skip
+    library: str | None = option(f"Only this one: {', '.join(SWIN_LIBRARIES)}.", "LIBRARY",
+                                 values=SWIN_LIBRARIES)  # fmt: skip
 
 
 @reads(ModelsRequest)
@@ -80,9 +80,9 @@ def models(request: ModelsRequest) -> None:
     from planner.libraries.names import SPECS, search_names
 
     text, library = request.text or "", request.library
-    if library is not None and library not in LIBRARIES:
-        raise unknown_name("library", library, LIBRARIES, "'planner models LIBRARY:' lists all.")
-    published = {name: SPECS[name].published for name in LIBRARIES if library in (None, name)}
+    if library is not None and library not in SWIN_LIBRARIES:
+        raise unknown_name("library", library, SWIN_LIBRARIES, "'planner models' lists them.")
+    published = {name: SPECS[name].published for name in SWIN_LIBRARIES if library in (None, name)}
     swins = [(f"{n}:{swin}", c) for n, models in published.items() for swin, c in models.items()]
     matches = [(name, config) for name, config in swins if text.casefold() in name.casefold()]
     if not matches:

@@ -17,7 +17,7 @@ from planner.core.schema.model import MAX_SIZE
 from planner.core.schema.setting import PARALLELISMS, SEVERAL, foreign_options
 from planner.core.schema.validation import declared_options
 from planner.core.units import parse_bytes, parse_seconds
-from planner.estimation.arguments import Target, share_of
+from planner.estimation.arguments import Target, split_images
 from planner.machine.hardware import Gpu, all_gpus, find_gpu
 from planner.machine.hardware.fabric import find_fabric, usual_link
 from planner.memory import allocator_config
@@ -167,7 +167,7 @@ def _spread_rows(rows: Sequence[TypedRow], global_batch: int | None) -> list[Typ
             fields = {f: text for f, text in row.items() if f in ("world_size", "accumulate")}
             devices = parse(TrainSetting, fields, "the setting")
             counted = devices.world_size, devices.accumulate
-            row["batch_size"] = str(share_of(global_batch, *counted, "batch_size" in row))
+            row["batch_size"] = str(split_images(global_batch, *counted, "batch_size" in row))
         if row not in result:
             result.append(row)
     return result

@@ -180,11 +180,11 @@ def unknown_field(field: str, value: object, before: str = "") -> UsageError:
     return UsageError(message + hint, "'planner estimate MODEL --json' prints all fields of both.")
 
 
-def share_of(global_batch: int, gpus: int, accumulate: int, has_batch_size: bool = False) -> int:
+def split_images(global_batch: int, gpus: int, accumulate: int, has_batch: bool = False) -> int:
     """The images of each micro-batch on each GPU. Raises UsageError where they do not divide,
-    and where a batch size was typed too (`has_batch_size`)."""
+    and where a batch size was typed too (`has_batch`)."""
     law = "--batch-size is of each GPU, and --global-batch of all together."
-    refuse_if(has_batch_size, law, "Give one of the two.")
+    refuse_if(has_batch, law, "Give one of the two.")
     parts = gpus * accumulate
     if min(global_batch, gpus, accumulate) < 1 or global_batch % parts:
         raise UsageError(

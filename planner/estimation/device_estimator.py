@@ -11,7 +11,7 @@ from planner.core.errors import UnsupportedError
 from planner.core.schema import DeviceInfo, Model, ResolvedSetting, TrainSetting
 from planner.core.schema.setting import GRAPH_MODES
 from planner.estimation.arguments import Target
-from planner.estimation.estimate import Estimate, choose, estimate_ledger, resolve
+from planner.estimation.estimate import Estimate, estimate_ledger, read_resolved, resolve
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.ledger.ledger import Ledger
 from planner.machine.hardware import Gpu, recognise_gpu
@@ -128,7 +128,7 @@ class DeviceEstimator:
         self, model: Model, setting: TrainSetting
     ) -> tuple[Estimate, Ledger] | UnsupportedError:
         try:
-            config, chosen = choose(model, setting, self.gpu, {})
+            config, chosen = read_resolved(model, setting, self.gpu, {})
             ledger = self._ledger(config, chosen)
             target = Target(self.gpu, allocator=self.allocator)
             return estimate_ledger(config, chosen, ledger, target, self._rates(config)), ledger
@@ -158,7 +158,7 @@ class DeviceEstimator:
         if plain != setting:
             own, other = (self._optimizer_cost(model, s)[0] for s in (setting, plain))
             seconds += time.phase_seconds.get("optimizer", 0.0) * (own / other - 1 if other else 0)
-        images = setting.batch_size * setting.accumulate
+        images = setting.images_per_device_step
         return Throughput(seconds, images / seconds, time.basis, time.uncertainty)
 
     def _rates(self, model: Model) -> DeviceRates | None:
@@ -169,7 +169,8 @@ class DeviceEstimator:
         without rates."""
         step = _optimizer_step(setting)
         if (model, step) not in self._optimizers:
-            ledger, rates = self._ledger(*choose(model, step, self.gpu, {})), self._rates(model)
+            ledger = self._ledger(*read_resolved(model, step, self.gpu, {}))
+            rates = self._rates(model)
             phases = step_time(ledger, step, rates).phase_seconds if rates else {}
             seconds = phases.get("optimizer", 0.0)
             self._optimizers[model, step] = seconds, phase_growth(ledger, "optimizer")

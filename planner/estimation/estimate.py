@@ -155,20 +155,20 @@ def estimate(
     """
     target = read_target(gpu, memory_bytes, allocator, link, recorded)
     length = read_length(epochs, images_per_epoch, target.gpu)
-    config, chosen = choose(model, setting, target.gpu, overrides)
+    config, chosen = read_resolved(model, setting, target.gpu, overrides)
     ledger = step_ledger(config, chosen, recorded, target.gpu)
     return estimate_ledger(config, chosen, ledger, target, allow_retries=True).with_cost(length)
 
 
-def choose(
+def read_resolved(
     model: ModelLike, setting: SettingLike | None, gpu: Gpu | None, overrides: Mapping[str, Any]
 ) -> tuple[Model, ResolvedSetting]:
     """The model and the setting that the arguments of `estimate` mean, the setting resolved for
     the model's library."""
-    return resolve(*read_choice(model, setting, gpu, overrides))
+    return resolve(*read_model_and_setting(model, setting, gpu, overrides))
 
 
-def read_choice(
+def read_model_and_setting(
     model: ModelLike, setting: SettingLike | None, gpu: Gpu | None, overrides: Mapping[str, Any]
 ) -> tuple[Model, TrainSetting]:
     """The model and the setting that the arguments of `estimate` mean, not resolved."""
@@ -481,7 +481,7 @@ def combined_time(
     return replace(
         base,
         step_seconds=seconds,
-        images_per_second=setting.batch_size * setting.accumulate / seconds,
+        images_per_second=setting.images_per_device_step / seconds,
         parts=tuple(part._replace(seconds=part.seconds * stretch) for part in base.parts),
         matrix_flops=combine(*(time.matrix_flops for time in times)),
         host_seconds=combine(*(time.host_seconds for time in times)),

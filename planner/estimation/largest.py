@@ -9,7 +9,7 @@ from planner.core.errors import UnsupportedError
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.model import MAX_SIZE
 from planner.estimation.arguments import ModelLike, SettingLike, Target, read_target
-from planner.estimation.estimate import Estimate, estimate_ledger, read_choice, resolve
+from planner.estimation.estimate import Estimate, estimate_ledger, read_model_and_setting, resolve
 from planner.estimation.ledgers import record_ledgers, step_ledger
 from planner.libraries.limits import SDPA_WINDOWS, batch_multiple, largest_sdpa_batch
 from planner.machine.hardware import Gpu
@@ -38,7 +38,7 @@ def largest_batch(
     that a still larger batch may fit too. Raises UnsupportedError without a budget.
     """
     target = read_target(gpu, memory_bytes, allocator, link, recorded)
-    config, chosen = read_choice(model, setting, target.gpu, overrides)
+    config, chosen = read_model_and_setting(model, setting, target.gpu, overrides)
     return largest_that_fits(config, chosen, target, ceiling, surely)
 
 

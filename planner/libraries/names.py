@@ -28,7 +28,7 @@ from planner.core.errors import (
 )
 from planner.core.files import MAX_MODEL_BYTES, parse_json, parse_yaml, read_text
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting, parse
-from planner.core.schema.model import is_factory
+from planner.core.schema.model import NAMED_LIBRARIES, is_factory
 from planner.core.schema.setting import Attention
 from planner.core.terminal import shows_seconds
 from planner.ledger import cache as ledger_cache
@@ -65,8 +65,6 @@ def faults_of(model: Model, setting: TrainSetting) -> list[Fault]:
 
 
 # Models that an installed library builds by name and that are no Swins of ours.
-
-NAMED_LIBRARIES = ("timm", "torchvision", "transformers")
 
 
 # The Swins on the Hugging Face hub, as `AutoModelForImageClassification.from_pretrained(name)`
@@ -174,7 +172,7 @@ def search_names(text: str) -> list[str]:
 
 # From the name of a model to its configuration.
 
-LIBRARIES = tuple(dict.fromkeys((*SPECS, *NAMED_LIBRARIES)))
+ALL_LIBRARIES = tuple(dict.fromkeys((*SPECS, *NAMED_LIBRARIES)))
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 LIST_MODELS = "List Swins with 'planner models'."
 # How the names of Swins that need no library begin: a name near one of them is a typo, which is
@@ -199,7 +197,7 @@ def resolve_model(text: str | PathLike[str], overrides: Mapping[str, Any] | None
     overrides = overrides or {}
     text = fspath(text)
     prefix, colon, name = text.partition(":")
-    if colon and prefix in LIBRARIES:
+    if colon and prefix in ALL_LIBRARIES:
         return _find_in_library(prefix, name, overrides)
     if text.lower().endswith(CONFIG_SUFFIXES):
         return _read_model(Path(text), overrides)
@@ -210,7 +208,9 @@ def resolve_model(text: str | PathLike[str], overrides: Mapping[str, Any] | None
             return find_named("torchvision", text, overrides)
         return override_swin(_find_published(text), overrides)
     if _is_mistyped_library(prefix, name):
-        raise unknown_name("library", prefix, LIBRARIES, f"Libraries: {', '.join(LIBRARIES)}.")
+        raise unknown_name(
+            "library", prefix, ALL_LIBRARIES, f"Libraries: {', '.join(ALL_LIBRARIES)}."
+        )
     return _parse_factory(text, overrides)
 
 
@@ -234,7 +234,7 @@ def _find_published(name: str) -> SwinConfig:
     matches = [spec.published.get(name) or spec.tagged.get(name) for spec in SPECS.values()]
     configs = [config for config in matches if config is not None]
     if not configs:
-        if name in LIBRARIES:
+        if name in ALL_LIBRARIES:
             raise UsageError(
                 f"{name!r} is a library, not a model.",
                 f"Write {name}:NAME; 'planner models {name}:' lists names.",
@@ -295,7 +295,7 @@ def _read_fields(path: Path) -> Mapping[str, Any]:
 def _is_mistyped_library(prefix: str, name: str) -> bool:
     """Whether the text is `tim:swin_tiny_…` and no factory: there is no such module, but a library
     with nearly that name."""
-    if "." in prefix or not nearest(prefix, LIBRARIES):
+    if "." in prefix or not nearest(prefix, ALL_LIBRARIES):
         return False
     is_swin = any(name in spec.published or name in spec.tagged for spec in SPECS.values())
     return is_swin or not (is_factory(f"{prefix}:{name}") and _is_module(prefix))
@@ -312,7 +312,7 @@ def _parse_factory(text: str, overrides: Mapping[str, Any]) -> FactoryModel:
     if not is_factory(text):
         raise UsageError(
             f"{text!r} names no model.",
-            f"Write LIBRARY:NAME (libraries: {', '.join(LIBRARIES)}), a YAML or JSON file, or "
+            f"Write LIBRARY:NAME (libraries: {', '.join(ALL_LIBRARIES)}), a YAML or JSON file, or "
             "FILE:NAME of a Python file in the current folder (my_model:build).",
         )
     return parse(FactoryModel, {"factory": text, **overrides}, text)

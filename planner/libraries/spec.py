@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from planner.core.errors import Fault, PlannerError, UnsupportedError, alternatives, refuse_faults
 from planner.core.schema import Library, ResolvedSetting, SwinConfig, TrainSetting
+from planner.core.schema.model import NAMED_LIBRARIES
 from planner.core.torch_version import installed_version
 from planner.libraries.limits import block_faults, swin_faults
 from planner.libraries.maps import Trainable
@@ -300,18 +301,15 @@ class LibrarySpec:
             )
 
 
-EXTRAS = ("timm", "torchvision", "transformers")  # of our package, each named as its library
-
-
 def not_installed(library: str, error: ModuleNotFoundError) -> PlannerError:
     """The error where a library, or torch or the library that it needs, is not installed. Raises
     `error` where another module is missing."""
     missing = (error.name or "").partition(".")[0]
-    if missing not in (*EXTRAS, "torch"):
+    if missing not in (*NAMED_LIBRARIES, "torch"):
         raise error
     needs = "" if missing == library else f" needs {missing}, which"
-    extra = library if library in EXTRAS else missing
-    package = f"'planner[{extra}]'" if extra in EXTRAS else extra
+    extra = library if library in NAMED_LIBRARIES else missing
+    package = f"'planner[{extra}]'" if extra in NAMED_LIBRARIES else extra
     return PlannerError(f"{library}{needs} is not installed.", f"pip install {package}")
 
 

@@ -271,7 +271,7 @@ def read_plan(plan: object) -> Planned:
     if is_predicted(data):
         predicted = read_predicted(data, source)
         name = predicted.gpu.name if predicted.gpu else predicted.figures.rated
-        images = predicted.setting.batch_size * predicted.setting.accumulate
+        images = predicted.setting.images_per_device_step
         rate = predicted.figures.images_per_second
         doubt = predicted.figures.rate_uncertainty or 0.0
         peaks = _peaks(data[0] if isinstance(data, list) else data)
@@ -281,7 +281,7 @@ def read_plan(plan: object) -> Planned:
     if evidence is None or setting is None:
         raise nothing_fitted(source)
     rate = (fed.images_per_second if fed else None) or evidence.images_per_second
-    images = setting.batch_size * setting.accumulate
+    images = setting.images_per_device_step
     if result.device.kind == "cpu":  # where a probe's bytes are of its whole process
         return Planned("measured", None, images, rate)
     name = _name(result.device.name, result.device.total_bytes)

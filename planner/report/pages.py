@@ -81,7 +81,7 @@ def add_alternatives(step: PredictedStep) -> PredictedStep:
     target = replace(step.target, recorded=False)
     advice = None if estimate.fits else advise(
         model, setting, gpu=target.gpu, memory_bytes=target.memory_bytes, link=target.link,
-        allocator=target.allocator, batch_size=setting.batch_size * setting.accumulate,
+        allocator=target.allocator, batch_size=setting.images_per_device_step,
     )  # fmt: skip
     return replace(step, largest=largest_that_fits(model, setting, target), advice=advice)
 

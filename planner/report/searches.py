@@ -182,9 +182,7 @@ def _compare_probes(
         [
             str(rank),
             doc.rate_cell(rate),
-            doc.seconds_cell(
-                record.setting.batch_size * record.setting.accumulate / rate if rate else None
-            ),
+            doc.seconds_cell(record.setting.images_per_device_step / rate if rate else None),
             doc.bytes_cell(record.used_bytes),
             describe_fields({field: getattr(record.setting, field) for field in fields})
             + (" (plain default)" if record == baseline else ""),

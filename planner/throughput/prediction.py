@@ -360,7 +360,7 @@ class _PricedStep:
         host = sum(self._scale(phase, seconds) for phase, seconds in timeline.issuing.items())
         return Throughput(
             step_seconds=total,
-            images_per_second=setting.batch_size * setting.accumulate / total if total else 0.0,
+            images_per_second=setting.images_per_device_step / total if total else 0.0,
             basis=rates.basis,
             uncertainty=rates.uncertainty_of(setting, kind_seconds, host),
             parts=tuple(parts),

@@ -410,7 +410,7 @@ def load_dataset(folder: Path, train: bool) -> tuple[Any, Any]:
     return pictures
 
 
-def images_per_step() -> int:
+def global_batch() -> int:
     """The images of one optimizer step, on all devices together."""
     return SETTING.batch_size * SETTING.accumulate * SETTING.world_size
 
@@ -445,7 +445,7 @@ def build_loaders(options: argparse.Namespace, rank: int, done: int) -> tuple[An
     if not hasattr(data, "__len__") or not len(data):
         raise SystemExit("there are no pictures to train on, or they have no length")
     common = loader_options(options)
-    first = done * images_per_step() + rank
+    first = done * global_batch() + rank
     # A generator of its own: the workers' seeds must not change the random numbers of the loop.
     generator = torch.Generator().manual_seed(options.seed + done * SETTING.world_size + rank)
     training: DataLoader[Any] = DataLoader(
@@ -504,7 +504,7 @@ class Meter:
         pairs = list(zip(self.marks[::2], self.marks[1::2], strict=False))
         self.marks.clear()
         waits = sum(a.elapsed_time(b) / 1000 if is_cuda else b - a for a, b in pairs)
-        waited, speed = float(waits) / seconds, self.num_steps * images_per_step() / seconds
+        waited, speed = float(waits) / seconds, self.num_steps * global_batch() / seconds
         peak = torch.cuda.max_memory_allocated(self.device) / 2**30 if is_cuda else 0.0
         self.restart()
         text = f"loss {loss:.4f}  {speed:.1f} {SETTING.unit}/s  {waited:.0%} waited for data"
@@ -683,7 +683,7 @@ def load_last(options: argparse.Namespace) -> dict[str, Any]:
     elif not options.synthetic and last.is_file():
         raise SystemExit(f"{last} is there: go on from it by --resume, or take another --output")
     # Every rank must resume from the same step, and with as many images in a step.
-    expected = state.get("step", 0), images_per_step()
+    expected = state.get("step", 0), global_batch()
     ranks: list[Any] = [(expected[0], state.get("images", expected[1]))] * SETTING.world_size
     if SETTING.world_size > 1:
         distributed.all_gather_object(ranks, ranks[0])
@@ -782,7 +782,7 @@ def build_batches(
 ) -> tuple[Iterator[Any], Any, int]:
     """The batches after the first `done` steps; the loader of validation pictures, or None; and the
     number of images of an epoch (without pictures, of --save-every steps)."""
-    device, num_images = meter.device, min(options.steps, options.save_every) * images_per_step()
+    device, num_images = meter.device, min(options.steps, options.save_every) * global_batch()
     if task is not None:
         return task_batches(task, device), None, num_images
     if options.synthetic:
@@ -803,7 +803,7 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, watch: A
     batches, validation, num_images = build_batches(options, rank, task, done, meter)
     if watch is not None:
         batches = watch.batches(batches)
-    steps = options.steps or -(-options.epochs * num_images // images_per_step())
+    steps = options.steps or -(-options.epochs * num_images // global_batch())
     schedules = [build_schedule(optimizer, steps, options) for optimizer in step.optimizers]
     if state:
         load_state(step, schedules, state, rank)
@@ -821,11 +821,11 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, watch: A
         if profile is not None:
             profile.step()
         if watch is not None:
-            watch.step(images_per_step() // SETTING.world_size)
+            watch.step(global_batch() // SETTING.world_size)
         meter.add_step(step.losses)
 
-        epoch = number * images_per_step() / num_images
-        ends_epoch = int(epoch) > (number - 1) * images_per_step() // num_images or number == steps
+        epoch = number * global_batch() / num_images
+        ends_epoch = int(epoch) > (number - 1) * global_batch() // num_images or number == steps
         if number % options.log_every == 0 or ends_epoch:
             text, values = meter.report(number)
             log(f"epoch {epoch:.2f}  rate {rate:.3g}  {text}", number, epoch, rate=rate, **values)
@@ -837,7 +837,7 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, watch: A
                 log(text, number, epoch, accuracy=share)
             if not options.synthetic:  # every rank takes part, as each may hold a shard
                 state = training_state(step, schedules)
-                state |= {"step": number, "best": best, "images": images_per_step()}
+                state |= {"step": number, "best": best, "images": global_batch()}
                 if rank == 0:
                     save_state(state, options.output / "last.pt")
                     if is_best:
@@ -859,7 +859,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--steps", type=int, default=0, help="optimizer steps; 0: by --epochs")
     add("--epochs", type=int, default=SETTING.epochs)
     add("--warmup-epochs", type=int, default=SETTING.warmup_epochs, help="a fifth of all at most")
-    add("--lr", type=float, default=rate, help=f"for {images_per_step()} {SETTING.unit} a step")
+    add("--lr", type=float, default=rate, help=f"for {global_batch()} {SETTING.unit} a step")
     add("--weight-decay", type=float, default=SETTING.weight_decay)
     add("--workers", type=int, default=SETTING.workers, help="of each process")
     add("--seed", type=int, default=0, help="of weights, order and augmentation")

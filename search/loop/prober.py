@@ -12,7 +12,7 @@ from planner.report.searches import memory_text
 from planner.report.text import describe_setting
 from search.loop.space import Candidate, Pick
 from search.probe.parent import STEP_MODULES, ProbeServer, run_probe
-from search.probe.protocol import FINALIST_SECONDS, ProbeRequest, ProgressMessage
+from search.probe.protocol import REPEAT_SECONDS, ProbeRequest, ProgressMessage
 
 # Of the time left: the steps of the first probe are timed for at most that.
 FIRST_MEASURE_SHARE = 0.1
@@ -75,8 +75,8 @@ class DeviceProber:
         if pick.stage == "calibrate":
             usual = ProbeRequest.model_fields["max_measure_seconds"].default
             return {"max_measure_seconds": min(usual, FIRST_MEASURE_SHARE * deadline_seconds)}
-        if pick.stage == "finalists" and self.device != "cpu":
-            return {"min_measure_seconds": FINALIST_SECONDS}
+        if pick.stage == "repeat" and self.device != "cpu":
+            return {"min_measure_seconds": REPEAT_SECONDS}
         return {}
 
     def _hear(self, event: ProgressMessage) -> None:

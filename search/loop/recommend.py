@@ -194,7 +194,7 @@ def _compile_note(best: Contender, ranking: Sequence[Contender]) -> str:
     gained = 1 / eager.rate - 1 / best.rate  # seconds for each image
     if gained <= 0:
         return f"Compiling takes {spent} and is not faster than the best eager setting."
-    steps = max(1, round(best.compile_seconds / (gained * best.images)))
+    steps = max(1, round(best.compile_seconds / (gained * best.setting.images_per_device_step)))
     return (
         f"Compiling takes {spent} and pays after {steps} optimizer steps, against the fastest "
         "eager setting."

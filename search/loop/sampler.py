@@ -145,15 +145,15 @@ class PlannerSampler(BaseSampler):
         plain = self._plain_default(predicted, allowed)
         if plain is not None and has_measured:
             reserve = min(PLAIN_KEPT * float(seconds[plain]), PLAIN_SHARE * self.budget_seconds)
-        if pick := self._choose_searched(Outlook(predicted, allowed, seconds, left - reserve)):
+        if pick := self._pick_searched(Outlook(predicted, allowed, seconds, left - reserve)):
             return pick
         plain = self._plain_default(predicted, allowed & (seconds <= left))
         if plain is None or not has_measured:
             return None
         self.plain_asked.add(self.space.candidates[plain].id)
-        return self._make_choice(plain, predicted, "baseline")
+        return self._make_pick(plain, predicted, "baseline")
 
-    def _choose_searched(self, outlook: Outlook) -> Pick | None:
+    def _pick_searched(self, outlook: Outlook) -> Pick | None:
         """The next probe of the search itself, the plain default's aside."""
         allowed, seconds = outlook.allowed, outlook.seconds
         affordable = replace(outlook, allowed=allowed & (seconds <= outlook.room))
@@ -168,8 +168,8 @@ class PlannerSampler(BaseSampler):
             return None
         best = self.posterior.best()
         if best is None:
-            return self._choose_first(affordable)
-        pick = self._choose_next(affordable, *best)
+            return self._pick_first(affordable)
+        pick = self._pick_next(affordable, *best)
         if pick is None:
             self.stopped_because = f"another probe would gain under {self.tolerance:.1%}"
             gains = self.posterior.improvement(outlook.predicted, allowed, best[1])
@@ -177,13 +177,13 @@ class PlannerSampler(BaseSampler):
                 self.stopped_because = "what could gain more takes longer than the budget has left"
         return pick
 
-    def _choose_first(self, outlook: Outlook) -> Pick | None:
+    def _pick_first(self, outlook: Outlook) -> Pick | None:
         """The fastest that is safe, compilation counted; where none is, the likeliest to fit."""
         predicted, seconds, room = outlook.predicted, outlook.seconds, outlook.room
         safe = outlook.safe & (predicted.runs >= predicted.runs[outlook.allowed].max() / 2)
         if not safe.any():
             likely = np.round(predicted.fits, 6) - 1e-9 * np.log(self.posterior.bytes.prior)
-            return self._make_choice(_argmax(likely, outlook.allowed), predicted, "calibrate")
+            return self._make_pick(_argmax(likely, outlook.allowed), predicted, "calibrate")
         failed = [r.status in ("unsupported", "crashed") for r in self.posterior.history]
         wishes: list[Any] = []  # masks; each narrows the choice, unless it leaves nothing
         if sum(failed) >= MAX_FAILURES:
@@ -199,9 +199,9 @@ class PlannerSampler(BaseSampler):
             wishes.append(seconds <= max(FIRST_PROBE_SHARE * room, seconds[safe].min()))
         for wish in map(np.array, wishes):
             safe = safe & wish if (safe & wish).any() else safe
-        return self._make_choice(_argmax(outlook.worth(FIRST_COST), safe), predicted, "calibrate")
+        return self._make_pick(_argmax(outlook.worth(FIRST_COST), safe), predicted, "calibrate")
 
-    def _choose_next(self, outlook: Outlook, best: int, best_rate: float) -> Pick | None:
+    def _pick_next(self, outlook: Outlook, best: int, best_rate: float) -> Pick | None:
         """The first look that is due, else the highest gain per second, or by far the highest one
         while there is time for it; None where the next ones together gain too little."""
         predicted, seconds = outlook.predicted, outlook.seconds
@@ -216,7 +216,7 @@ class PlannerSampler(BaseSampler):
         if seconds[most] > outlook.room - seconds[index] and gains[most] > FAR_MORE * gains[index]:
             index = most
         looks = self._looks(outlook, best, best_rate, outlook.room - seconds[index])
-        return self._make_choice(next(looks, index), predicted, "search", best_rate)
+        return self._make_pick(next(looks, index), predicted, "search", best_rate)
 
     def _gain_together(self, gains: Array) -> float:
         """What the best next probes, each of another compiled graph, should gain together."""
@@ -248,11 +248,14 @@ class PlannerSampler(BaseSampler):
 
     def _other_precision(self, known: Sequence[int]) -> Mask:
         """The eager settings in another precision than the first probe's, which the device may
-        emulate; none once such a one ran, or enough failed."""
+        emulate, and with its attention, so that the difference is the precision's; none once one in
+        another precision ran, or enough failed."""
         precisions, ran = self.values["precision"], self.posterior.contenders()
-        other = np.asarray(precisions != precisions[next(iter(ran))])
+        first, attentions = next(iter(ran)), self.values["attention"]
+        other = np.asarray(precisions != precisions[first])
         has_run = any(other[i] for i in ran if i in known)
         is_done = has_run or other[list(self.posterior.records)].sum() >= MAX_FAILURES
+        other = other & (attentions == attentions[first])
         return np.asarray(other & (self.values["compile"] == "off") & (not is_done))
 
     def _each_attention(self, known: Sequence[int], best: int) -> Iterator[Mask]:
@@ -351,12 +354,12 @@ class PlannerSampler(BaseSampler):
             if mode in firsts and mode not in tried
         }
 
-    def _make_choice(
+    def _make_pick(
         self, index: int, predicted: Prediction, stage: SearchStage, best_rate: float | None = None
     ) -> Pick:
         candidate = self.space.candidates[index]
         if index in self.posterior.records and stage == "search":  # it was disturbed
-            stage = "finalists"
+            stage = "repeat"
         give_up = best_rate * GIVE_UP_SHARE if best_rate else None
         return Pick(candidate, stage, float(np.exp(predicted.log_rate[index])), give_up)
 

@@ -32,7 +32,7 @@ from planner.core.schema.setting import (
     foreign_options,
 )
 from planner.core.schema.validation import faults_between
-from planner.estimation.arguments import share_of
+from planner.estimation.arguments import split_images
 from planner.libraries.names import faults_of, find_library
 from planner.machine.hardware.gpu import device_precisions
 
@@ -59,7 +59,7 @@ PARTIAL_CHECKPOINTINGS = ("blocks:every-2", "selective")
 REDUCED_PRECISIONS = ("bf16", "fp16")
 Value = str | int | float
 Restriction = Mapping[str, Sequence[Value]]
-Choices = Mapping[str, tuple[Value, ...]]
+AxisValues = Mapping[str, tuple[Value, ...]]
 T = TypeVar("T")
 
 
@@ -122,7 +122,7 @@ def axis_choices(
     return {**chosen, **others}
 
 
-def is_worth_trying(setting: TrainSetting, choices: Choices, restrict: Restriction) -> bool:
+def is_worth_trying(setting: TrainSetting, choices: AxisValues, restrict: Restriction) -> bool:
     """Whether a setting of the default space can win: checkpointing in parts at the precisions that
     are fast. What was asked for by name is always tried."""
     if "checkpointing" in restrict or setting.checkpointing not in PARTIAL_CHECKPOINTINGS:
@@ -211,14 +211,9 @@ class Candidate:
     setting: TrainSetting
     arm: str
 
-    @property
-    def images(self) -> int:
-        """The images of one optimizer step on one device."""
-        return self.setting.batch_size * self.setting.accumulate
 
-
-# "finalists": a disturbed setting, once more.
-SearchStage = Literal["calibrate", "search", "finalists", "baseline"]
+# "repeat": a disturbed setting, once more.
+SearchStage = Literal["calibrate", "search", "repeat", "baseline"]
 
 
 @dataclass(frozen=True)
@@ -402,7 +397,7 @@ def _batches(
     if global_batch is None:
         sizes = batch_sizes or (*batch_ladder(largest), *more)
         return [{"batch_size": b, "accumulate": base.accumulate} for b in sorted(set(sizes))]
-    share = share_of(global_batch, base.world_size, 1)
+    share = split_images(global_batch, base.world_size, 1)
     usual = (*spread([d for d in divisors(share) if d <= largest], MAX_DIVISORS), *more)
     fitting = [b for b in batch_sizes or usual if share % b == 0]
     if not fitting:

@@ -186,7 +186,7 @@ class StopRule:
         return self.best_images_per_second(samples) < rate
 
     def best_images_per_second(self, samples: Sequence[float]) -> float:
-        return self.request.images_per_step / median_interval(samples).low
+        return self.request.setting.images_per_device_step / median_interval(samples).low
 
     def is_late(self, samples: Sequence[float]) -> bool:
         has_lasted = time.monotonic() - self.started >= self.request.max_measure_seconds
@@ -293,11 +293,6 @@ class Contender:
     slower: tuple[float, ...] = ()
 
     @property
-    def images(self) -> int:
-        """The images of one optimizer step."""
-        return self.setting.batch_size * self.setting.accumulate
-
-    @property
     def judged(self) -> list[MeasurementRecord]:
         return representatives(self.records, is_hot=bool(self.slower))
 
@@ -308,14 +303,16 @@ class Contender:
 
     @property
     def measured_rate(self) -> float:
-        return self.images / median([s for record in self.judged for s in record.step_seconds])
+        samples = [s for record in self.judged for s in record.step_seconds]
+        return self.setting.images_per_device_step / median(samples)
 
     @property
     def rate(self) -> float:
         if not self.slower:
             return self.measured_rate
         pairs = zip(self.records, self.slower, strict=True)
-        return self.images / median([s / slower for r, slower in pairs for s in r.step_seconds])
+        samples = [s / slower for record, slower in pairs for s in record.step_seconds]
+        return self.setting.images_per_device_step / median(samples)
 
     @property
     def compile_seconds(self) -> float:

@@ -104,7 +104,9 @@ def _record(
         device=device,
         versions=versions(),
         date=date,
-        images_per_second=request.images_per_step / step_seconds if step_seconds else None,
+        images_per_second=request.setting.images_per_device_step / step_seconds
+        if step_seconds
+        else None,
         probe_seconds=time.monotonic() - started,
         **{
             name: getattr(outcome, name)

@@ -21,7 +21,7 @@ from planner.machine.host import text_of
 # hot in seconds nothing was measured.
 CUDA_SECONDS = {"warmup_seconds": 0.5, "min_measure_seconds": 1.0, "give_up_seconds": 0.5}
 # The least time over which a setting is timed that is probed once more.
-FINALIST_SECONDS = 3.0
+REPEAT_SECONDS = 3.0
 MEASURE_SECONDS = 10.0  # steps are timed for at most so long
 
 
@@ -67,10 +67,6 @@ class ProbeRequest(Message):
         if isinstance(values, dict) and str(values.get("device", "cpu")).startswith("cuda"):
             return {**CUDA_SECONDS, **values}
         return values
-
-    @property
-    def images_per_step(self) -> int:
-        return self.setting.batch_size * self.setting.accumulate
 
 
 class RankPlace(Message):

@@ -46,7 +46,7 @@ from search.probe.device import (
     why_no_segments,
 )
 from search.probe.parent import STEP_MODULES, WORLD_MODULES, rank_devices, world_notes
-from search.tuning.user_code import FEEDING_SHARE, Made, ask_factory, check_data, feed
+from search.tuning.user_code import FEEDING_SHARE, FactoryAnswer, ask_factory, check_data, feed
 
 
 def tune(
@@ -208,7 +208,7 @@ def _find_place(model: Model, options: SearchOptions, default_notes: list[str]) 
 
 
 def _open_study(
-    model: Model, options: SearchOptions, place: _Place, made: Made | None
+    model: Model, options: SearchOptions, place: _Place, made: FactoryAnswer | None
 ) -> tuple[ProbeStudy, Path]:
     """The study of the settings that are asked for, with the optimizer of the task where it makes
     one; and its folder. Raises UnsupportedError where another optimizer is named."""

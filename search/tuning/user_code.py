@@ -109,7 +109,7 @@ def _train(
     ranks = result.setting.world_size
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     rate = result.evidence.images_per_second or 1.0
-    step_seconds = result.setting.batch_size * result.setting.accumulate / rate
+    step_seconds = result.setting.images_per_device_step / rate
     compile_seconds = result.evidence.compile_seconds or 0.0
     needed = SCRIPT_START_SECONDS + 3 * STEPS * step_seconds + 2 * compile_seconds
     with tempfile.TemporaryDirectory() as scratch:
@@ -149,7 +149,7 @@ _ASK_SECONDS = 90.0
 
 
 @dataclass(frozen=True)
-class Made:
+class FactoryAnswer:
     """What a factory makes. `is_task`: it makes batches of its own, and is no module that takes
     images."""
 
@@ -157,7 +157,7 @@ class Made:
     has_optimizer: bool = False
 
 
-def ask_factory(model: FactoryModel) -> Made | None:
+def ask_factory(model: FactoryModel) -> FactoryAnswer | None:
     """What a factory makes, asked of another process; None where that gives no answer. Raises
     PlannerError where it makes neither a module nor a whole task, or cannot be imported."""
     arguments = ["-m", "search.tuning.user_code", model.model_dump_json()]
@@ -166,7 +166,7 @@ def ask_factory(model: FactoryModel) -> Made | None:
         return None
     if "error" in answer:
         raise PlannerError(*answer["error"])
-    return Made(**answer)
+    return FactoryAnswer(**answer)
 
 
 def answer_for_factory() -> None:
@@ -186,7 +186,7 @@ def answer_for_factory() -> None:
     except PlannerError as error:
         answer: dict[str, object] = {"error": [error.message, error.way_out]}
     else:
-        answer = asdict(Made(isinstance(task, CheckedTask), hasattr(task, "optimizer")))
+        answer = asdict(FactoryAnswer(isinstance(task, CheckedTask), hasattr(task, "optimizer")))
     print(json.dumps(answer))
 
 

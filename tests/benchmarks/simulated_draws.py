@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.units import GIB, MIB
 from planner.estimation.device_estimator import DeviceEstimator
-from planner.estimation.estimate import choose
+from planner.estimation.estimate import read_resolved
 from planner.libraries.names import resolve_model
 from planner.machine.hardware import recognise_gpu
 from planner.throughput.rates import DeviceRates, rates_for
@@ -120,7 +120,7 @@ class Device:
 
     def rates(self) -> Array:
         """True images/s of each candidate, 0 where it does not run within the budget."""
-        images = np.array([c.images for c in self.pair.space.candidates])
+        images = np.array([c.setting.images_per_device_step for c in self.pair.space.candidates])
         runs = np.array([not why for why in self.refused])
         return np.where(runs & (self.num_bytes <= self.pair.budget_bytes), images / self.seconds, 0)
 
@@ -211,7 +211,7 @@ def _draw_seconds(pair: Pair, physics: Physics, random: np.random.Generator) -> 
     for setting, at in _by_arm(pair.space).items():
         batches = np.array([float(pair.space.candidates[i].setting.batch_size) for i in at])
         plain = setting.model_copy(update={"compile": "off", "batch_size": RECORDED[0]})
-        _, plain = choose(pair.model, plain, None, {})
+        _, plain = read_resolved(pair.model, plain, None, {})
         step = record_step(pair.model, plain).at(batches)
         arm = setting.model_copy(update={"optimizer": setting.optimizer_family})
         if arm not in own:
@@ -348,7 +348,7 @@ class SimulatedProber:
         samples = seconds * np.exp(random.normal(0, SAMPLE_SD, NUM_SAMPLES))
         spent = max(TIMED_SECONDS, TIMED_STEPS * seconds) + WARM_STEPS * seconds
         self.worked += spent + base.probe_seconds
-        images = base.setting.batch_size * base.setting.accumulate
+        images = base.setting.images_per_device_step
         changes = {
             "status": "measured", "step_seconds": tuple(map(float, samples)), "flags": flags,
             "images_per_second": images / float(np.median(samples)), "device_bytes": num_bytes,

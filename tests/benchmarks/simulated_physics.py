@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.estimation.estimate import choose
+from planner.estimation.estimate import read_resolved
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Computed, Operation
 from planner.throughput.prediction import is_over_list, mark_recomputed
@@ -88,7 +88,7 @@ def record_step(model: SwinConfig, setting: TrainSetting) -> Recorded:
     """The operations of an eager `setting`, whatever its batch."""
     found = []
     for batch in RECORDED:
-        config, chosen = choose(model, setting.model_copy(update={"batch_size": batch}), None, {})
+        config, chosen = read_resolved(model, setting, None, {"batch_size": batch})
         assert isinstance(config, SwinConfig)
         found.append(list(step_ledger(config, chosen).operations()))
     small = found[0]

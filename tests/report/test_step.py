@@ -16,7 +16,7 @@ from planner.cli import cli
 from planner.core.files import to_json
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.estimation.arguments import NO_TARGET, Target, read_target
-from planner.estimation.estimate import choose, estimate_ledger
+from planner.estimation.estimate import estimate_ledger, read_resolved
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import CATEGORIES, Allocated, Ledger, PhaseEnded
 from planner.machine.hardware.overheads import processors_of
@@ -53,7 +53,8 @@ def swin_step(
     name: str, gpu: str | None = "rtx-4090", options: str = "", **fields: Any
 ) -> PredictedStep:
     target = read_target(gpu, allocator=options or None)
-    config, setting = choose(SWIN, None, target.gpu, {"batch_size": 8, **SETTINGS[name], **fields})
+    asked = {"batch_size": 8, **SETTINGS[name], **fields}
+    config, setting = read_resolved(SWIN, None, target.gpu, asked)
     return predicted_step(config, setting, step_ledger(config, setting), target)
 
 

@@ -47,7 +47,8 @@ class Replay:
         for c in self.space.candidates:
             good = [r for r in self.records[c.id] if is_feasible(r, budget_bytes)]
             if good:
-                found[c.id] = c.images / median([s for r in good for s in r.step_seconds])
+                images = c.setting.images_per_device_step
+                found[c.id] = images / median([s for r in good for s in r.step_seconds])
         return found
 
 

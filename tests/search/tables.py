@@ -65,7 +65,7 @@ def make_record(
     samples = tuple(seconds * (1 + 0.002 * random.uniform(-1, 1)) for _ in range(11))
     return MeasurementRecord(
         status="measured", step_seconds=samples,
-        images_per_second=setting.batch_size * setting.accumulate / sorted(samples)[5],
+        images_per_second=setting.images_per_device_step / sorted(samples)[5],
         peak_allocated_bytes=true_bytes(setting), device_bytes=true_bytes(setting),
         compile_seconds=compile_seconds,
         probe_seconds=6.0 + (compile_seconds or 0.0) + sum(samples), **common,

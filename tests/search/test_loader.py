@@ -112,7 +112,7 @@ def test_the_walk_goes_on_while_twice_the_workers_gain() -> None:
     rates = {0: 100.0, 1: 90.0, 2: 170.0, 4: 300.0, 8: 310.0, 16: 312.0, 32: 900.0}
     tried: list[LoaderSetting] = []
 
-    class Walk(loader_file._Walk):
+    class Walk(loader_file._LoaderWalk):
         def measure(self, setting: LoaderSetting) -> float:
             tried.append(setting)
             rate = rates[setting.workers] * (1.2 if setting.prefetch_factor > 2 else 1.0)

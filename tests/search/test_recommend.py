@@ -23,7 +23,7 @@ PLAIN = TrainSetting(precision="fp32", batch_size=16, attention="eager")
 def at(rate: float, setting: TrainSetting = PLAIN, num_bytes: int = GIB, **update: object
        ) -> MeasurementRecord:  # fmt: skip
     """A measured record with samples within ±0.1% of a rate."""
-    seconds = setting.batch_size * setting.accumulate / rate
+    seconds = setting.images_per_device_step / rate
     samples = tuple(seconds * (1 + k / 5000) for k in range(-5, 6))
     fields = {"step_seconds": samples, "images_per_second": rate, "device_bytes": num_bytes,
               "peak_allocated_bytes": num_bytes,

@@ -334,7 +334,7 @@ def test_it_stamps_what_this_search_expected_and_not_what_another_did() -> None:
     first, *others = (r.expected for r in records if r.expected)
     assert (first.phase, first.basis) == ("calibrate", "prior")
     assert {e.basis for e in others} == {"probes"}
-    assert {e.phase for e in others} <= {"search", "finalists", "baseline"}
+    assert {e.phase for e in others} <= {"search", "repeat", "baseline"}
     for expected in (first, *others):
         for low, middle, high in (expected.images_per_second, expected.used_bytes):
             assert low < middle < high

@@ -14,7 +14,7 @@ import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.units import GIB
-from planner.estimation.estimate import choose
+from planner.estimation.estimate import read_resolved
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware import recognise_gpu
 from planner.throughput.prediction import predict_step
@@ -60,7 +60,7 @@ def test_with_the_planners_rates_it_gives_the_planners_seconds(pair: Pair) -> No
     several = [c for c in pair.space.candidates if c.setting.batch_size > 1]
     for c in Random(0).sample(several, 6):
         eager = c.setting.model_copy(update={"compile": "off"})
-        config, setting = choose(pair.model, eager, None, {})
+        config, setting = read_resolved(pair.model, eager, None, {})
         wanted = predict_step(list(step_ledger(config, setting).operations()), rates, c.setting)
         at = record_step(pair.model, setting.model_copy(update={"batch_size": RECORDED[0]}))
         batch = np.array([float(c.setting.batch_size)])
@@ -159,7 +159,7 @@ def test_a_search_survives_what_its_machine_lacks(refuses: Refuses, status: str)
     first = prober.asked[0]
     rest = [c.setting for c in SPACE.candidates if not refuses(c.setting, first)]
     fits = [s for s in rest if true_bytes(s) <= BUDGET]
-    fastest = max(s.batch_size * s.accumulate / true_seconds(s) for s in fits)
+    fastest = max(s.images_per_device_step / true_seconds(s) for s in fits)
     assert search.best.images_per_second >= 0.98 * fastest
     refused = [s for s in prober.asked if refuses(s, first)]
     assert len(refused) <= 6, refused

@@ -147,7 +147,7 @@ def test_a_short_budget_begins_with_what_is_surely_measured(tmp_path: Path) -> N
 
     def busy(pick: Pick, *more: Any) -> MeasurementRecord:
         done = probe(pick, *more)
-        return done if pick.candidate.images <= 2 else failed(done, "timed_out")
+        return done if pick.candidate.setting.batch_size <= 2 else failed(done, "timed_out")
 
     found = run(tmp_path, prober=busy, budget_seconds=60.0, trials=1, batch_size=None)
     assert found.status == "recommended"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
-from planner.estimation.estimate import choose
+from planner.estimation.estimate import read_resolved
 from planner.ledger.ledger import OPTIMIZER_CALL, Ledger
 from planner.libraries.names import find_library
 from planner.machine.hardware import find_gpu
@@ -47,7 +47,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 def test_it_is_the_step_that_would_be_recorded(
     setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, chosen = choose("native:swin_tiny", {"batch_size": 4, **setting}, None, SMALL)
+    config, chosen = read_resolved("native:swin_tiny", {"batch_size": 4, **setting}, None, SMALL)
     build = on_shapes(config, chosen)
     found = run_on_shapes(build, config, chosen)
     monkeypatch.setattr(ShapeTraining, "is_repeatable", False)

@@ -38,7 +38,7 @@ class HostRow:
     def measured(self) -> float:
         """Images a second."""
         setting = self.record.setting
-        return setting.batch_size * setting.accumulate / median(self.record.step_seconds)
+        return setting.images_per_device_step / median(self.record.step_seconds)
 
     @property
     def error(self) -> float:

@@ -22,7 +22,7 @@ from planner.core.errors import Fault
 from planner.core.schema.validation import KEPT, Checked, Option
 
 Library = Literal["native", "timm", "microsoft"]
-LIBRARIES: tuple[Library, ...] = get_args(Library)
+SWIN_LIBRARIES: tuple[Library, ...] = get_args(Library)
 
 
 # The bound on every size: of a batch, an image's side, a layer's channels. No device trains a tenth
@@ -172,6 +172,7 @@ class SwinConfig(Checked):
 # Every model below builds its validator when it is first used: an estimate must answer at once.
 
 NamedLibrary = Literal["timm", "torchvision", "transformers"]
+NAMED_LIBRARIES: tuple[NamedLibrary, ...] = get_args(NamedLibrary)
 # What a step of a model trains decides its batch and its loss (`planner.training.tasks`).
 TaskName = Literal["classification", "video", "segmentation", "detection", "own-loss"]
 

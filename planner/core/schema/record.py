@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from planner.core.schema.model import Model, unit_of
 from planner.core.schema.setting import TrainSetting
-from planner.core.schema.validation import KEPT, UNIT, Whole
+from planner.core.schema.validation import KEPT, UNIT, Int64
 from planner.core.units import MIB
 
 Range = tuple[float, float, float]
@@ -40,8 +40,8 @@ class WorldInfo(BaseModel):
 
     model_config = KEPT
 
-    world_size: Whole
-    nodes: Whole = 1
+    world_size: Int64
+    nodes: Int64 = 1
     backend: Literal["gloo", "nccl"]
 
 
@@ -51,12 +51,12 @@ class RankRecord(BaseModel):
 
     model_config = KEPT
 
-    rank: Whole
+    rank: Int64
     device: str
     step_seconds: float
-    peak_allocated_bytes: Whole | None = None
-    peak_reserved_bytes: Whole | None = None
-    device_bytes: Whole | None = None
+    peak_allocated_bytes: Int64 | None = None
+    peak_reserved_bytes: Int64 | None = None
+    device_bytes: Int64 | None = None
 
 
 RECORD_FORMAT = 1
@@ -85,10 +85,10 @@ class DeviceInfo(BaseModel):
 
     kind: Literal["cuda", "cpu"]
     name: str
-    total_bytes: Whole
+    total_bytes: Int64
     capability: tuple[int, int] | None = None
     driver: str | None = None
-    memory_cap_bytes: Whole | None = None
+    memory_cap_bytes: Int64 | None = None
     uuid: str | None = None
     emulated: bool = False
 
@@ -143,13 +143,13 @@ class Clocks(BaseModel):
 
     model_config = KEPT
 
-    sm_mhz: Whole | None = None
-    sm_max_mhz: Whole | None = None
-    memory_mhz: Whole | None = None
-    temperature_c: Whole | None = None
+    sm_mhz: Int64 | None = None
+    sm_max_mhz: Int64 | None = None
+    memory_mhz: Int64 | None = None
+    temperature_c: Int64 | None = None
     power_watts: float | None = None
     throttle_reasons: tuple[str, ...] = ()
-    num_readings: Whole = 0
+    num_readings: Int64 = 0
     busy_percent: Spread | None = None
     memory_busy_percent: Spread | None = None
     sm_mhz_spread: Spread | None = None
@@ -172,7 +172,7 @@ class MeasurementRecord(BaseModel):
 
     model_config = KEPT
 
-    format: Whole = RECORD_FORMAT
+    format: Int64 = RECORD_FORMAT
     probe_id: str = Field(default="", description="unique; one probe is counted once by it")
     model: Model
     setting: TrainSetting
@@ -184,10 +184,10 @@ class MeasurementRecord(BaseModel):
     phase: str = Field(default="", description="where it ended: forward, backward, optimizer …")
     step_seconds: tuple[Seconds, ...] = ()
     images_per_second: float | None = None
-    peak_allocated_bytes: Whole | None = None
-    peak_reserved_bytes: Whole | None = None
-    device_bytes: Whole | None = None
-    phases: dict[str, Whole] | None = Field(
+    peak_allocated_bytes: Int64 | None = None
+    peak_reserved_bytes: Int64 | None = None
+    device_bytes: Int64 | None = None
+    phases: dict[str, Int64] | None = Field(
         default=None, description="of older records: live bytes at the end of each"
     )
     unit: str | None = Field(None, pattern=UNIT, description="a task's word for an item of a batch")
@@ -195,11 +195,11 @@ class MeasurementRecord(BaseModel):
     probe_seconds: float = 0.0
     clocks: Clocks | None = None
     flags: tuple[str, ...] = Field(default=(), description="what may have disturbed the samples")
-    free_bytes: Whole | None = Field(default=None, description="of the GPU, when the probe began")
-    taken_bytes: Whole | None = Field(
+    free_bytes: Int64 | None = Field(default=None, description="of the GPU, when the probe began")
+    taken_bytes: Int64 | None = Field(
         default=None, description="by other processes from then to the end, or to the failure"
     )
-    allowed_bytes: Whole | None = Field(
+    allowed_bytes: Int64 | None = Field(
         default=None, description="what a setting may take in the search that asked for it"
     )
     expected: Expected | None = Field(
@@ -336,9 +336,9 @@ class DataResult(BaseModel):
     model_config = KEPT
 
     location: str
-    num_items: Whole | None = None
-    num_classes: Whole | None = None
-    image_size: tuple[Whole, Whole]
+    num_items: Int64 | None = None
+    num_classes: Int64 | None = None
+    image_size: tuple[Int64, Int64]
     processors: float = Field(description="that a process could keep busy on that machine")
     setting: LoaderSetting
     images_per_second: float = Field(gt=0)
@@ -363,7 +363,7 @@ class Feeding(BaseModel):
     model_config = KEPT
 
     data: DataResult
-    steps: Whole = 0
+    steps: Int64 = 0
     images_per_second: float | None = None
     waited: float | None = None
     notes: tuple[str, ...] = ()
@@ -398,7 +398,7 @@ class Recommendation(BaseModel):
 
     model_config = KEPT
 
-    format: Whole = RESULT_FORMAT
+    format: Int64 = RESULT_FORMAT
     status: Literal["recommended", "nothing_fits"]
     model: Model
     device: DeviceInfo
@@ -409,8 +409,8 @@ class Recommendation(BaseModel):
     runners_up: tuple[MeasurementRecord, ...] = ()
     baseline: MeasurementRecord | None = None
     gain: float | None = None
-    num_probes: Whole = 0
-    num_candidates: Whole = 0
+    num_probes: Int64 = 0
+    num_candidates: Int64 = 0
     stopped_because: str = ""
     notes: tuple[str, ...] = Field(default=(), description="said to the person, one line each")
     advice: str = ""

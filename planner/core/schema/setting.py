@@ -300,7 +300,12 @@ class TrainSetting(Distribution):
     @property
     def global_batch(self) -> int:
         """Images that one optimizer step sees, over all devices."""
-        return self.batch_size * self.accumulate * self.world_size
+        return self.images_per_device_step * self.world_size
+
+    @property
+    def images_per_device_step(self) -> int:
+        """The images of an optimizer step on one device."""
+        return self.batch_size * self.accumulate
 
     @property
     def optimizer_family(self) -> str:

@@ -64,7 +64,8 @@ class Posterior:
         self.space, self.prior = space, prior
         self.budget_bytes = budget_bytes
         self.log_budget = log(budget_bytes) if budget_bytes else inf
-        self.log_images = np.log([float(c.images) for c in space.candidates])
+        images = [float(c.setting.images_per_device_step) for c in space.candidates]
+        self.log_images = np.log(images)
         guesses = prior.guesses
         self.seconds = GaussianProcess(space, prior.seconds_scales, (g.seconds for g in guesses))
         self.bytes = GaussianProcess(space, prior.bytes_scales, (g.num_bytes or 1 for g in guesses))
