@@ -99,32 +99,33 @@ class Advice:
     """What `planner advise` answers. All sizes in bytes, times in seconds, rates in images per
     second of one device; predicted, nothing measured.
 
-    - `rated`: the card whose rates order the ways.
-    - `share`: the images of a step on one device that every way sees; None where that was free.
-    - `plain`: the wish as it stands.
+    - `rates_of`: the card whose rates order the ways.
+    - `images_per_device_step`: the images of a step on one device, if every way must see as many;
+      None where that was free.
+    - `as_asked`: the wish as it stands.
     - `recommended`: the best way that fits; None where nothing does. Of the ways that the rates'
       uncertainty cannot tell from the fastest, it is one that fits surely, if any does, and whose
       images of a step are nearest to the wish's.
     - `fastest`: the fastest way by the figures, where that is another.
-    - `surely`: the fastest way whose upper end fits, where the recommended's does not.
+    - `fastest_sure`: the fastest way whose upper end fits, where the recommended's does not.
     - `nearest`: where nothing fits, the way that needs least; `missing_bytes` more than there are.
     - `ways`: the best of each way to save memory, the recommended first and then by speed.
     - `front`: from fast to small, each the fastest that needs so little, in steps of 5% of the
       memory and down to 70% of the speed.
-    - `waterfall`: leads from `plain` to `recommended` (or `nearest`).
+    - `waterfall`: leads from `as_asked` to `recommended` (or `nearest`).
     - `left_out`: what was not looked at.
     """
 
     computed = ("fits",)
     model: Model
     gpu: str | None
-    rated: str
+    rates_of: str
     budget_bytes: int
-    share: int | None
-    plain: Way
+    images_per_device_step: int | None
+    as_asked: Way
     recommended: Way | None
     fastest: Way | None
-    surely: Way | None
+    fastest_sure: Way | None
     nearest: Way | None
     missing_bytes: int
     ways: tuple[Way, ...]
@@ -137,19 +138,19 @@ class Advice:
     def __repr__(self) -> str:
         """One line: all of it would fill a hundred pages of a notebook."""
         verdict = "recommended" if self.recommended else "nothing fits, nearest"
-        best = self.recommended or self.nearest or self.plain
+        best = self.recommended or self.nearest or self.as_asked
         rate = f"{best.images_per_second:.4g} {self.unit}/s predicted"
         return f"<Advice, {verdict}: {best.command!r}, {rate}>"
 
     @property
     def unit(self) -> str:
         """What an item of a batch is called: images, or items."""
-        return self.plain.estimate.unit
+        return self.as_asked.estimate.unit
 
     @property
     def fits(self) -> bool | None:
         """Whether the wish fits as it stands."""
-        return self.plain.estimate.fits
+        return self.as_asked.estimate.fits
 
 
 def advise(
@@ -222,31 +223,31 @@ class _Advisor:
         self.table = Table(self.wish)
 
     def advice(self) -> Advice:
-        self.table.settle([Choice(self.wish.plain)])
-        plain = self._way(Choice(self.wish.plain))
+        self.table.settle([Choice(self.wish.asked)])
+        plain = self._way(Choice(self.wish.asked))
         budget = plain.estimate.budget_bytes
         assert budget is not None, "a GPU or a memory was named"
         wish, combinations, ranking = self._search(budget)
         self.table.stop_interpolating()
         self._treat(ranking)
         goal = ranking.best or ranking.nearest
-        choice = goal or Choice(wish.plain)
+        choice = goal or Choice(wish.asked)
         bottleneck = find_bottleneck(self.table, choice, choice == ranking.best)
-        recommended, fastest, surely, nearest = (
+        recommended, fastest, fastest_sure, nearest = (
             self._way(named) if named else None
-            for named in (ranking.best, ranking.fastest, ranking.surely, ranking.nearest)
+            for named in (ranking.best, ranking.fastest, ranking.fastest_sure, ranking.nearest)
         )
         need = nearest.estimate.device_total_bytes if nearest else 0
         return Advice(
             model=wish.model,
             gpu=wish.target.gpu.name if wish.target.gpu else None,
-            rated=wish.rated.name,
+            rates_of=wish.rates_of.name,
             budget_bytes=budget,
-            share=wish.images_per_device_step,
-            plain=plain,
+            images_per_device_step=wish.images_per_device_step,
+            as_asked=plain,
             recommended=recommended,
             fastest=fastest,
-            surely=surely,
+            fastest_sure=fastest_sure,
             nearest=nearest,
             missing_bytes=max(0, need - budget),
             ways=tuple(map(self._way, ranking.ways)),
@@ -292,7 +293,7 @@ class _Advisor:
         if self.table.rate(ranking.fastest) <= self.table.rate(best):
             ranking.fastest = None
         if self.table.estimate(best).fits_surely:
-            ranking.surely = None
+            ranking.fastest_sure = None
 
     def _optimizer_on_host(self, nearest: Choice) -> Iterator[str]:
         """Where nothing fits: what `nearest` needs with its optimizer on the host. It is no way
@@ -321,11 +322,11 @@ class _Advisor:
         if estimate.setting.optimizer == OWN_OPTIMIZER:
             setting = setting.model_copy(update={"optimizer": OWN_OPTIMIZER})
         chosen = flags(choice, self.allocator, wish)
-        device = device_flags(wish.target, wish.plain.world_size)
+        device = device_flags(wish.target, wish.asked.world_size)
         return Way(
             setting=setting,
             estimate=estimate.with_cost(self.length),
-            changes=tuple(choice.differences(wish.plain).items()),
+            changes=tuple(choice.differences(wish.asked).items()),
             effects=self._effects(choice),
             flags=chosen,
             command=command(self.title, self.of_model, device, chosen),
@@ -334,7 +335,7 @@ class _Advisor:
     def _effects(self, choice: Choice) -> tuple[str, ...]:
         """What a choice changes in the result. Batch norm normalises over a micro-batch: at another
         size the model's step is another."""
-        plain = self.wish.plain
+        plain = self.wish.asked
         changed, eager = self.wish.effects(choice), Choice(plain.uncompiled())
         if choice.setting.batch_size == plain.batch_size or not self.table.has_step(eager):
             return changed

@@ -158,7 +158,7 @@ def waterfall(table: Table, goal: Choice) -> tuple[WaterfallStep, ...]:
     """The levers in which `goal` is not the wish, in the order of `LEVERS`. What they save adds up
     to the difference of the two, in bytes and in seconds."""
     steps: list[WaterfallStep] = []
-    choice = Choice(table.wish.plain)
+    choice = Choice(table.wish.asked)
     num_bytes, seconds = _bytes_and_seconds(table, choice)
     levers: list[str] = []
     changes: dict[str, object] = {}  # of levers that cannot run without the next
@@ -195,6 +195,6 @@ def waterfall(table: Table, goal: Choice) -> tuple[WaterfallStep, ...]:
 
 def _bytes_and_seconds(table: Table, choice: Choice) -> tuple[int, float]:
     """The device's bytes, and the seconds that the images of the wish's step take."""
-    plain = table.wish.plain
+    plain = table.wish.asked
     images = plain.images_per_device_step
     return table.estimate(choice).device_total_bytes, images / table.rate(choice)

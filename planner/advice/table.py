@@ -70,7 +70,7 @@ class Table:
         self.wish = wish
         self.interpolates = True
         self.is_on_shapes = is_on_shapes(wish.model, wish.sample.setting)
-        self.rates = rates_for(wish.rated, wish.model)
+        self.rates = rates_for(wish.rates_of, wish.model)
         self.unrecorded: list[ResolvedSetting] = []  # whose compiled steps were asked for
         self.failed: dict[Choice, PlannerError] = {}  # the choices that a ranking left out
         self._resolved: dict[TrainSetting, ResolvedSetting] = {}
@@ -99,7 +99,7 @@ class Table:
         for one that cannot be estimated at all."""
         setting = self.resolved(choice.setting)
         if self.is_on_shapes:
-            if setting.activation_memory_budget < self.wish.plain.activation_memory_budget:
+            if setting.activation_memory_budget < self.wish.asked.activation_memory_budget:
                 raise UnsupportedError(BUDGET_UNKNOWN)
             return is_on_shapes(self.wish.model, setting)
         if setting.compile == "off":
@@ -247,7 +247,7 @@ class Table:
             times = [self._time(other) for other in interpolation.choices]
             return combined_time(interpolation.combine, setting, times)
         ledger = self._ledger(setting)
-        exchanges = find_exchanges(ledger, setting, self.wish.rated, self.wish.target.link)
+        exchanges = find_exchanges(ledger, setting, self.wish.rates_of, self.wish.target.link)
         return step_time(ledger, setting, self.rates, exchanges)
 
     def _interpolation(self, choice: Choice, of_bytes: bool = False) -> Interpolation | None:
@@ -369,16 +369,16 @@ def _eager_key(setting: TrainSetting) -> TrainSetting:
 class Ranking:
     """What an answer shows of the choices of a table.
 
-    `best` fits and is recommended; `fastest` is the fastest by the figures; `surely` is the fastest
-    whose upper end fits. `front` are choices that fit, fastest first, each the fastest that needs
-    less than the one before it by FRONT_STEP of the memory. `ways` are the best of each way to
+    `best` fits and is recommended; `fastest` is the fastest by the figures; `fastest_sure` is the
+    fastest whose upper end fits. `front` are choices that fit, fastest first, each the fastest that
+    needs less than the one before it by FRONT_STEP of the memory. `ways` are the best of each way to
     save memory: the best of all first, then by speed. `fastest_of_ways` are those that `ways` were
     compared with. `nearest` needs the least of all, where nothing fits.
     """
 
     best: Choice | None = None
     fastest: Choice | None = None
-    surely: Choice | None = None
+    fastest_sure: Choice | None = None
     front: list[Choice] = field(default_factory=list)
     ways: list[Choice] = field(default_factory=list)
     nearest: Choice | None = None
@@ -387,7 +387,7 @@ class Ranking:
     @property
     def choices(self) -> list[Choice]:
         """What is shown, and what it was compared with."""
-        single = (self.best, self.fastest, self.surely, self.nearest)
+        single = (self.best, self.fastest, self.fastest_sure, self.nearest)
         return [*filter(None, single), *self.ways, *self.front, *self.fastest_of_ways]
 
 
@@ -427,7 +427,7 @@ def _estimated(table: Table, choices: Iterable[Choice]) -> Iterable[Choice]:
 
 
 def _rank_estimated(table: Table, choices: Sequence[Choice], budget_bytes: int) -> Ranking:
-    plain = table.wish.plain
+    plain = table.wish.asked
     fitting = [choice for choice in choices if table.fits(choice)]
     if not fitting:
         needs = [(table.needed_bytes(c), table.seconds(c), i) for i, c in enumerate(choices)]
@@ -441,7 +441,7 @@ def _rank_estimated(table: Table, choices: Sequence[Choice], budget_bytes: int) 
     return Ranking(
         best=best,
         fastest=fitting[0],
-        surely=next((c for c in fitting if table.estimate(c).fits_surely), None),
+        fastest_sure=next((c for c in fitting if table.estimate(c).fits_surely), None),
         front=_front(table, fitting, budget_bytes),
         ways=[best, *sorted(others, key=table.rate, reverse=True)],
         fastest_of_ways=[members[0] for members in by_way.values()],

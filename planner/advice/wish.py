@@ -77,7 +77,7 @@ def _other_values(field: str, *values: object) -> Changes:
 
 
 def _lower_precisions(wish: Wish, setting: TrainSetting) -> Iterator[Updates]:
-    order = ("fp32", "tf32", default_precision(wish.rated))
+    order = ("fp32", "tf32", default_precision(wish.rates_of))
     if setting.precision in order:
         yield from ({"precision": p} for p in order[order.index(setting.precision) + 1 :])
 
@@ -237,21 +237,21 @@ class Choice:
 class Wish:
     """What a person asks for.
 
-    `plain` is the setting as that person would run it. Every way must see `images_per_device_step`
+    `asked` is the setting as that person would run it. Every way must see `images_per_device_step`
     in one optimizer step on one device; None where the batch is free. `keep` are the fields that
     stay as they are, `allow` the effects that are welcome. The `target` has a GPU, or only a
     memory.
     """
 
     model: Model
-    plain: TrainSetting
+    asked: TrainSetting
     target: Target
     images_per_device_step: int | None
     keep: frozenset[str]
     allow: frozenset[Effect]
 
     @property
-    def rated(self) -> Gpu:
+    def rates_of(self) -> Gpu:
         """The card by whose rates ways are ordered."""
         return self.target.gpu or find_gpu(REFERENCE)
 
@@ -276,15 +276,15 @@ class Wish:
     def sample(self) -> Choice:
         """The wish at a micro-batch at which every lever can run; levers are tried on it."""
         if self.keeps_batch:
-            return Choice(self.plain)
-        batch = min(self.plain.batch_size, SAMPLE_BATCH)
-        accumulate = 1 if self.is_splittable else self.plain.accumulate
-        return Choice(self.plain).updated({"batch_size": batch, "accumulate": accumulate})
+            return Choice(self.asked)
+        batch = min(self.asked.batch_size, SAMPLE_BATCH)
+        accumulate = 1 if self.is_splittable else self.asked.accumulate
+        return Choice(self.asked).updated({"batch_size": batch, "accumulate": accumulate})
 
     def distance(self, choice: Choice) -> float:
         """How far the images of a step are from the wish's: 0 where they are the same."""
         images = choice.setting.images_per_device_step
-        return abs(log(images / self.plain.images_per_device_step))
+        return abs(log(images / self.asked.images_per_device_step))
 
     def target_of(self, choice: Choice) -> Target:
         """The target, with the caching allocator's options under `choice`."""
@@ -305,7 +305,7 @@ class Wish:
 
     def is_used(self, lever: Lever, choice: Choice) -> bool:
         """Whether `choice` has one of the changes of `lever`. A field may belong to several."""
-        changed = choice.differences(self.plain).keys() & set(lever.fields)
+        changed = choice.differences(self.asked).keys() & set(lever.fields)
         if lever.role == "micro-batch":
             return "accumulate" in changed
         return bool(changed) and any(
@@ -316,7 +316,7 @@ class Wish:
     def effects(self, choice: Choice) -> tuple[Effect, ...]:
         """What changes in the result when `choice` is run in place of the wish."""
         found = {lever.effect for lever in LEVERS if self.is_used(lever, choice)} - {"nothing"}
-        if choice.setting.global_batch != self.plain.global_batch:
+        if choice.setting.global_batch != self.asked.global_batch:
             found.add("learning rate")
         return tuple(effect for effect in EFFECTS if effect in found) or ("nothing",)
 
@@ -366,14 +366,14 @@ def read_wish(
     if batch_size is not None:
         fields["batch_size"] = batch_size
     micro_batch = _with_micro_batch(fields, global_batch)
-    config, plain = read_resolved(model, setting, target.gpu, micro_batch)
+    config, asked = read_resolved(model, setting, target.gpu, micro_batch)
     is_fixed = global_batch is not None or "batch_size" in fields or "learning rate" in kept
     is_fixed = is_fixed or isinstance(setting, TrainSetting) or "batch_size" in (setting or {})
     return Wish(
         model=config,
-        plain=plain.model_copy(update={"attention": _named_attention(setting, fields)}),
+        asked=asked.model_copy(update={"attention": _named_attention(setting, fields)}),
         target=target,
-        images_per_device_step=plain.images_per_device_step if is_fixed else None,
+        images_per_device_step=asked.images_per_device_step if is_fixed else None,
         keep=kept,
         allow=allowed,
     )

@@ -32,7 +32,7 @@ class _Figures(BaseModel):
     model: Model
     setting: TrainSetting
     gpu: str | None = None
-    rated: str | None = None
+    rates_of: str | None = None
     unit: str = Field("images", pattern=UNIT)
     is_task: bool = False
     allocator: str | None = None
@@ -50,12 +50,12 @@ class _Figures(BaseModel):
 class Predicted:
     """A setting and what was predicted of it, nothing measured. Sizes in bytes, the rate in images
     per second of one device. `source` names what was read. A step on one device must see the
-    images of `share`; None where that is free."""
+    images of `images_per_device_step`; None where that is free."""
 
     source: str
     figures: _Figures
     gpu: Gpu | None
-    share: int | None
+    images_per_device_step: int | None
 
     @property
     def model(self) -> Model:
@@ -81,7 +81,7 @@ class Predicted:
         """The device, in words."""
         budget = self.figures.budget_bytes
         if self.gpu is None:
-            rates = f", at the rates of {self.figures.rated}" if self.figures.rated else ""
+            rates = f", at the rates of {self.figures.rates_of}" if self.figures.rates_of else ""
             return f"a GPU{'' if budget is None else f' of {format_bytes(budget)}'}{rates}"
         within = self.memory_bytes
         return f"{self.gpu.name}{'' if within is None else f' within {format_bytes(within)}'}"
@@ -149,7 +149,7 @@ def read_predicted(data: Any, source: str, way: int | None = None) -> Predicted:
 
 
 def _read_way(advice: Mapping[str, Any], source: str, way: int | None) -> Predicted:
-    shared = {key: advice.get(key) for key in ("model", "gpu", "rated", "budget_bytes")}
+    shared = {key: advice.get(key) for key in ("model", "gpu", "rates_of", "budget_bytes")}
     ways, best = advice["ways"], advice.get("recommended")
     if not ways or not isinstance(ways, Sequence) or best is None:
         nearest = advice.get("nearest")
@@ -160,8 +160,8 @@ def _read_way(advice: Mapping[str, Any], source: str, way: int | None) -> Predic
     if not isinstance(chosen, Mapping):
         law = f"{source} is no answer of `planner advise`: a way is no JSON object."
         raise UsageError(law, "Write it again with 'planner advise --json'.")
-    share = advice.get("share")
-    return _read_figures({**shared, **chosen}, source, share if isinstance(share, int) else None)
+    images = advice.get("images_per_device_step")
+    return _read_figures({**shared, **chosen}, source, images if isinstance(images, int) else None)
 
 
 def _number(rows: Sequence[T], way: int, source: str) -> T:
@@ -173,12 +173,12 @@ def _number(rows: Sequence[T], way: int, source: str) -> T:
     return rows[way - 1]
 
 
-def _read_figures(fields: Mapping[str, Any], source: str, share: int | None = None) -> Predicted:
+def _read_figures(fields: Mapping[str, Any], source: str, images: int | None = None) -> Predicted:
     figures = parse(_Figures, fields, source)
     read_allocator(figures.allocator)
     model, setting = resolve(figures.model, figures.setting)
     figures = figures.model_copy(update={"model": model, "setting": setting})
-    return Predicted(source, figures, find_gpu(figures.gpu) if figures.gpu else None, share)
+    return Predicted(source, figures, find_gpu(figures.gpu) if figures.gpu else None, images)
 
 
 def _differences(settings: Sequence[Predicted]) -> list[str]:

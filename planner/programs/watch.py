@@ -270,7 +270,7 @@ def read_plan(plan: object) -> Planned:
         data, source = read_json(named_path(plan, "plan"))
     if is_predicted(data):
         predicted = read_predicted(data, source)
-        name = predicted.gpu.name if predicted.gpu else predicted.figures.rated
+        name = predicted.gpu.name if predicted.gpu else predicted.figures.rates_of
         images = predicted.setting.images_per_device_step
         rate = predicted.figures.images_per_second
         doubt = predicted.figures.rate_uncertainty or 0.0

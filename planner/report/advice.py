@@ -29,7 +29,7 @@ def advice_answer(advice: Advice, save_hint: str = SAVE_HINT) -> list[doc.Part]:
     ways, changes = _ways_parts(advice), _waterfall_part(advice)
     limits = [doc.Text(_bottleneck_text(advice)), *timing.time_parts(advice.bottleneck)]
     shown, folded, title = ways, changes, "change by change"
-    if not advice.plain.estimate.fits:
+    if not advice.as_asked.estimate.fits:
         shown, folded, title = changes, ways, "all ways"
     next_step = (
         f"Next: {save_hint}, then 'planner tune --from advice.json' (--way N for another), or "
@@ -50,7 +50,7 @@ def advice_answer(advice: Advice, save_hint: str = SAVE_HINT) -> list[doc.Part]:
 
 def _plain_lines(advice: Advice) -> Iterator[str]:
     """Whether the setting fits as it stands, and its rate."""
-    plain = advice.plain
+    plain = advice.as_asked
     if advice.recommended is None:
         assert advice.nearest is not None, "some way needs least"
         nearest = advice.nearest.estimate
@@ -65,7 +65,7 @@ def _plain_lines(advice: Advice) -> Iterator[str]:
     setting = describe_setting(plain.setting, advice.model)
     yield f"{setting}: {_world_rate(plain.images_per_second, advice)} {advice.unit}/s{with_enough}."
     if advice.gpu is None:
-        yield f"No GPU was named: {advice.unit}/s are those of {advice.rated}."
+        yield f"No GPU was named: {advice.unit}/s are those of {advice.rates_of}."
 
 
 def _answer_lines(advice: Advice) -> Iterator[str]:
@@ -80,8 +80,8 @@ def _answer_lines(advice: Advice) -> Iterator[str]:
     if advice.fastest is not None:
         fastest = _way_text(advice.fastest, advice)
         yield f"Perhaps faster, within the error of the figures: {fastest}"
-    if advice.surely is not None:
-        yield f"The fastest that fits even in the worst case: {_way_text(advice.surely, advice)}"
+    if (sure := advice.fastest_sure) is not None:
+        yield f"The fastest that fits even in the worst case: {_way_text(sure, advice)}"
     elif best is not None and not best.estimate.fits_surely:
         yield "No way was found that fits even in the worst case: 'planner tune' measures."
     reasons = [reason for lever in advice.levers for reason in lever.reasons]
@@ -105,7 +105,7 @@ def _merits_text(best: Way, advice: Advice) -> str:
     if best.estimate.fits_surely and not fastest.estimate.fits_surely:
         merits.append("fits even in the worst case")
     if best.setting.global_batch != fastest.setting.global_batch:
-        merits.append(f"has a batch nearer to {advice.plain.setting.global_batch}")
+        merits.append(f"has a batch nearer to {advice.as_asked.setting.global_batch}")
     return f" (it {' and '.join(merits)}, and no way that fits is known to be faster)"
 
 
@@ -157,13 +157,13 @@ def ways_table(advice: Advice, caption: str) -> doc.Table:
 def _command_parts(advice: Advice) -> Iterator[doc.Part]:
     """The commands that estimate each way that was named, and those that tune and emit the best."""
     best = advice.recommended
-    ways = [best or advice.nearest, advice.fastest, advice.surely]
+    ways = [best or advice.nearest, advice.fastest, advice.fastest_sure]
     for command in dict.fromkeys(way.command for way in ways if way):
         yield doc.Copyable(command)
     if best is not None:
         option = ""
-        if advice.share is not None:
-            option = f" --global-batch {advice.share * best.setting.world_size}"
+        if advice.images_per_device_step is not None:
+            option = f" --global-batch {advice.images_per_device_step * best.setting.world_size}"
         estimate = f"{best.command} --json"
         yield doc.Copyable(f"{estimate} | planner tune --from -{option}")
         yield doc.Copyable(f"{estimate} | planner emit - --for pytorch --output train.py")
@@ -185,12 +185,12 @@ def _own_changes(way: Way, advice: Advice) -> str:
 def _waterfall_part(advice: Advice) -> list[doc.Part]:
     if not advice.waterfall:
         return []
-    estimate, empty = advice.plain.estimate, doc.Number(None, "")
+    estimate, empty = advice.as_asked.estimate, doc.Number(None, "")
     need = doc.bytes_cell(estimate.device_total_bytes)
     time = doc.seconds_cell(estimate.throughput.step_seconds if estimate.throughput else 0.0)
     rows: list[list[doc.Cell]] = [["as it stands", need, empty, time, empty]]
     rows += [_waterfall_row(step) for step in advice.waterfall]
-    images = f"{advice.plain.setting.global_batch:,} {advice.unit} in"
+    images = f"{advice.as_asked.setting.global_batch:,} {advice.unit} in"
     headers = ["change", "needs", "difference", images, "difference"]
     goal = "recommendation" if advice.recommended else "nearest way"
     return [doc.Table(headers, rows, f"From your setting to the {goal}, change by change:")]
@@ -270,4 +270,4 @@ def _changes_text(changes: Iterable[tuple[str, object]]) -> str:
 
 def _world_rate(rate: float | None, advice: Advice) -> doc.Number:
     """The rate of all GPUs, from that of one."""
-    return _rate_cell(None if rate is None else rate * advice.plain.setting.world_size)
+    return _rate_cell(None if rate is None else rate * advice.as_asked.setting.world_size)

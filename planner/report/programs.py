@@ -324,8 +324,8 @@ def relief_parts(relief: Relief) -> list[doc.Part]:
     goal, advice = f"{format_bytes(relief.needed_bytes)} must become free", relief.advice
     if advice is None or relief.why_none:
         return [doc.Text(f"{goal}: {relief.why_none}.")]
-    total = format_bytes(advice.plain.estimate.device_total_bytes)
-    rate = f"{format_rate(advice.plain.images_per_second)} {advice.unit}/s on {advice.rated}"
+    total = format_bytes(advice.as_asked.estimate.device_total_bytes)
+    rate = f"{format_rate(advice.as_asked.images_per_second)} {advice.unit}/s on {advice.rates_of}"
     rate += "" if advice.gpu else " (name yours with --gpu)"
     text = f"{goal}. As it is, it should need {total} and do {rate}; by prediction these free it"
     table = ways_table(advice, text)

@@ -243,7 +243,7 @@ def begin_at(
     as do fields that are `fixed` for every setting. Raises UsageError."""
     setting = predicted.setting.without_recipe(isinstance(predicted.model, SwinConfig))
     sized = typed["batch_size"] is not None or "global_batch" in typed
-    share = None if sized or "accumulate" in fixed else predicted.share
+    share = None if sized or "accumulate" in fixed else predicted.images_per_device_step
     left_out = {*AXES, "batch_size", *({"accumulate"} if sized or share else ())}
     if "gpus" in typed or "world_size" in fixed:  # the devices are as typed
         left_out |= set(Distribution.model_fields)

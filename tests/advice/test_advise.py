@@ -45,7 +45,7 @@ def test_every_row_is_the_estimate_of_its_own_command(advice: Advice) -> None:
     """The flags are typed, and bytes and rate come out the same."""
     from planner.cli.estimate import command
 
-    rows = [advice.plain, advice.recommended, *advice.ways, *advice.front]
+    rows = [advice.as_asked, advice.recommended, *advice.ways, *advice.front]
     unique = {row.flags: row for row in rows if row is not None}
     assert len(unique) > 5
     for row in unique.values():
@@ -73,8 +73,8 @@ def test_where_the_wish_may_not_fit_a_batch_that_surely_does_comes_first() -> No
     kept = ("checkpointing", "offload", "attention", "memory_format", "optimizer", "allocator",
             "compile", "activation_memory_budget")  # fmt: skip
     found = advise("native:swin_tiny", gpu="rtx 3090", memory_bytes="5200MiB", keep=kept)
-    assert found.plain.estimate.fits
-    assert not found.plain.estimate.fits_surely
+    assert found.as_asked.estimate.fits
+    assert not found.as_asked.estimate.fits_surely
     assert found.fastest is not None
     assert found.fastest.setting.batch_size == 64
     assert found.recommended is not None
@@ -87,7 +87,7 @@ def test_ways_that_share_their_rates_are_told_apart_by_what_differs() -> None:
     estimates = Table(wish_for("native:swin_tiny"))
 
     def choice(**changes: Any) -> Choice:
-        return Choice(estimates.wish.plain).updated(changes)
+        return Choice(estimates.wish.asked).updated(changes)
 
     again = choice(checkpointing="blocks")
     assert estimates.is_slower(again, choice())
@@ -145,7 +145,7 @@ def test_what_rates_cannot_tell_apart_is_ordered_by_what_fits_surely_and_by_the_
 
 def test_what_levers_save_and_cost_adds_up(advice: Advice) -> None:
     assert advice.recommended is not None
-    plain, best = advice.plain.estimate, advice.recommended.estimate
+    plain, best = advice.as_asked.estimate, advice.recommended.estimate
     assert plain.throughput is not None
     assert best.throughput is not None
     saved = sum(fall.saved_bytes for fall in advice.waterfall)
@@ -318,7 +318,7 @@ def test_attention_is_a_lever_of_any_model_that_computes_it_by_operations() -> N
     lever = next(lever for lever in LEVERS if lever.name == "attention")
     for said, changes in {"eager": [{"attention": "sdpa"}], "sdpa": [], "library": []}.items():
         wish = wish_for("timm:vit_tiny_patch16_224", attention=said)
-        assert wish.changes(lever, Choice(wish.plain)) == changes
+        assert wish.changes(lever, Choice(wish.asked)) == changes
 
 
 def test_a_lever_whose_step_would_be_recorded_is_named_and_no_recording_begins(

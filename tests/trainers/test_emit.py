@@ -176,8 +176,8 @@ def test_what_does_not_fit_is_refused(advice: Advice) -> None:
     assert none_fits.nearest is not None
     assert none_fits.nearest.command in caught.value.way_out
     with pytest.raises(UnsupportedError, match=r"nothing to emit.*does not fit in 500"):
-        emit(advice.plain.estimate, "pytorch")
-    emitted = emit(advice.plain.estimate, "pytorch", changes={"batch_size": 8})
+        emit(advice.as_asked.estimate, "pytorch")
+    emitted = emit(advice.as_asked.estimate, "pytorch", changes={"batch_size": 8})
     assert any("changed after the estimate" in warning for warning in emitted.warnings)
 
 
