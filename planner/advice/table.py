@@ -371,9 +371,9 @@ class Ranking:
 
     `best` fits and is recommended; `fastest` is the fastest by the figures; `fastest_sure` is the
     fastest whose upper end fits. `front` are choices that fit, fastest first, each the fastest that
-    needs less than the one before it by FRONT_STEP of the memory. `ways` are the best of each way to
-    save memory: the best of all first, then by speed. `fastest_of_ways` are those that `ways` were
-    compared with. `nearest` needs the least of all, where nothing fits.
+    needs less than the one before it by FRONT_STEP of the memory. `ways` are the best of each way
+    to save memory: the best of all first, then by speed. `fastest_of_ways` are those that `ways`
+    were compared with. `nearest` needs the least of all, where nothing fits.
     """
 
     best: Choice | None = None

@@ -366,11 +366,11 @@ def read_wish(
     if batch_size is not None:
         fields["batch_size"] = batch_size
     micro_batch = _with_micro_batch(fields, global_batch)
-    config, asked = read_resolved(model, setting, target.gpu, micro_batch)
+    resolved_model, asked = read_resolved(model, setting, target.gpu, micro_batch)
     is_fixed = global_batch is not None or "batch_size" in fields or "learning rate" in kept
     is_fixed = is_fixed or isinstance(setting, TrainSetting) or "batch_size" in (setting or {})
     return Wish(
-        model=config,
+        model=resolved_model,
         asked=asked.model_copy(update={"attention": _named_attention(setting, fields)}),
         target=target,
         images_per_device_step=asked.images_per_device_step if is_fixed else None,

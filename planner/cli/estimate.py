@@ -84,11 +84,11 @@ def read_rows(
     UnsupportedError."""
     only_gpu = gpus[0] if len(gpus) == 1 else None
     defaults = {"precision": default_precision(only_gpu), **defaults}
-    config, settings = read_settings(model, request.fields, defaults, request.global_batch)
+    named, settings = read_settings(model, request.fields, defaults, request.global_batch)
     for setting in settings:
         check_precision(only_gpu, setting.precision)
     check_link(request.link, settings, only_gpu)
-    resolved = [resolve(config, setting) for setting in settings]
+    resolved = [resolve(named, setting) for setting in settings]
     if len(gpus) < 2:
         return [(only_gpu, *row) for row in resolved], []
     from planner.estimation.scaling import on_gpus

@@ -60,7 +60,7 @@ class Rows(OnDevice):
                             RECORDING)  # fmt: skip
 
     def __post_init__(self) -> None:
-        _ = self.gpus, self.memory_bytes, self.config  # so that their errors come first
+        _ = self.gpus, self.memory_bytes, self.allocator_options  # so that their errors come first
 
     @property
     def typed(self) -> dict[str, object]:
@@ -89,7 +89,7 @@ class Rows(OnDevice):
 
     def target(self, gpu: Gpu | None) -> Target:
         """What the options say of a device, which is `gpu`."""
-        return Target(gpu, self.memory_bytes, self.config, self.link, self.recorded)
+        return Target(gpu, self.memory_bytes, self.allocator_options, self.link, self.recorded)
 
     @cached_property
     def memory_bytes(self) -> int | None:
@@ -97,7 +97,7 @@ class Rows(OnDevice):
         return None if self.memory is None else parse_bytes(self.memory)
 
     @cached_property
-    def config(self) -> allocator_config.AllocatorConfig | None:
+    def allocator_options(self) -> allocator_config.AllocatorConfig | None:
         """The options of the caching allocator: those given, or those in the environment."""
         if self.allocator is None:
             return allocator_config.environment_allocator(os.environ)

@@ -128,10 +128,10 @@ class DeviceEstimator:
         self, model: Model, setting: TrainSetting
     ) -> tuple[Estimate, Ledger] | UnsupportedError:
         try:
-            config, chosen = read_resolved(model, setting, self.gpu, {})
-            ledger = self._ledger(config, chosen)
+            model, resolved = read_resolved(model, setting, self.gpu, {})
+            ledger = self._ledger(model, resolved)
             target = Target(self.gpu, allocator=self.allocator)
-            return estimate_ledger(config, chosen, ledger, target, self._rates(config)), ledger
+            return estimate_ledger(model, resolved, ledger, target, self._rates(model)), ledger
         except UnsupportedError as error:
             return error
 

@@ -155,9 +155,9 @@ def estimate(
     """
     target = read_target(gpu, memory_bytes, allocator, link, recorded)
     length = read_length(epochs, images_per_epoch, target.gpu)
-    config, chosen = read_resolved(model, setting, target.gpu, overrides)
-    ledger = step_ledger(config, chosen, recorded, target.gpu)
-    return estimate_ledger(config, chosen, ledger, target, allow_retries=True).with_cost(length)
+    asked = read_resolved(model, setting, target.gpu, overrides)
+    ledger = step_ledger(*asked, recorded, target.gpu)
+    return estimate_ledger(*asked, ledger, target, allow_retries=True).with_cost(length)
 
 
 def read_resolved(
@@ -198,7 +198,7 @@ def default_precision(gpu: Gpu | None) -> str:
 
 
 def estimate_ledger(
-    config: Model, setting: TrainSetting, ledger: Ledger, target: Target = NO_TARGET,
+    model: Model, setting: TrainSetting, ledger: Ledger, target: Target = NO_TARGET,
     rates: DeviceRates | None = None, allow_retries: bool = False, time: Throughput | None = None,
 ) -> Estimate:  # fmt: skip
     """What a ledger means for a target: totals, verdict, range, and what they rest on.
@@ -209,26 +209,26 @@ def estimate_ledger(
     """
     gpu, allocator = target.gpu, target.allocator
     capability = gpu.capability if gpu else None
-    overheads = overheads_for(gpu, ledger.environment, is_known=was_emulated(config, setting))
+    overheads = overheads_for(gpu, ledger.environment, is_known=was_emulated(model, setting))
     communicator = communication_memory(setting)
     ledger = scratch.size_scratch(ledger, overheads.processors)
     outside_bytes = overheads.context_bytes + communicator.num_bytes
     memory = _memory_within(target, ledger, overheads.workspace_bytes, outside_bytes, allow_retries)
     profile, live = memory.profile, memory.profile.live
     basis = _basis(setting, ledger, overheads)
-    low, high = _range(config, setting, basis, memory, ledger)
+    low, high = _range(model, setting, basis, memory, ledger)
     if rates is None and gpu is not None:
-        rates = rates_for(gpu, config)
+        rates = rates_for(gpu, model)
     exchanges = None if rates is None else find_exchanges(ledger, setting, gpu, target.link)
     if time is None and rates is not None:
         time = step_time(ledger, setting, rates, exchanges)
     is_offloaded = setting.offload != "none"
     pinned = scratch.pinned_activations(ledger) if is_offloaded else scratch.PinnedMemory()
-    convolutions, kernels = _uncounted_kernels(config, ledger)
+    convolutions, kernels = _uncounted_kernels(model, ledger)
     if ledger.own_optimizer:
         setting = setting.model_copy(update={"optimizer": OWN_OPTIMIZER})
     return Estimate(
-        model=config,
+        model=model,
         setting=setting,
         num_parameters=ledger.num_parameters,
         breakdown=_breakdown(profile, overheads, communicator),
@@ -261,8 +261,8 @@ def estimate_ledger(
         as_eager=setting.compile != "off" and basis is not compiled.RECORDED_BASIS,
         gpu=gpu.name if gpu else None,
         allocator=(allocator and options_text(allocator)) or None,
-        unit=ledger.unit or unit_of(config),
-        is_task=isinstance(config, FactoryModel) and bool(ledger.unit),
+        unit=ledger.unit or unit_of(model),
+        is_task=isinstance(model, FactoryModel) and bool(ledger.unit),
     )
 
 
@@ -297,11 +297,11 @@ def _memory_within(
 
 
 def _uncounted_kernels(
-    config: Model, ledger: Ledger
+    model: Model, ledger: Ledger
 ) -> tuple[scratch.ConvolutionWorkspace, set[FusedAttention]]:
     """The kernels whose memory is not counted to the byte: the convolutions, and those of fused
     attention. A Swin's are known; another model's ledger tells them."""
-    if isinstance(config, SwinConfig):
+    if isinstance(model, SwinConfig):
         return scratch.PATCH_EMBEDDING, set()
     return scratch.convolution_workspace(ledger), fused_attention(ledger)
 
@@ -354,7 +354,7 @@ def _breakdown(
 
 
 def _range(
-    config: Model, setting: TrainSetting, basis: compiled.Basis, memory: _Memory, ledger: Ledger
+    model: Model, setting: TrainSetting, basis: compiled.Basis, memory: _Memory, ledger: Ledger
 ) -> tuple[int, int]:
     """The two ends between which the reserved bytes are expected to lie.
 
@@ -369,9 +369,9 @@ def _range(
         high += scratch.offloaded_gradient_bytes(ledger)
     if basis is compiled.EAGER_BASIS:
         low -= int((1 - setting.activation_memory_budget) * saved_bytes)
-        if compiled.may_recompute_at_once(setting) and isinstance(config, SwinConfig):
+        if compiled.may_recompute_at_once(setting) and isinstance(model, SwinConfig):
             unchecked = setting.model_copy(update={"checkpointing": "none"})
-            whole = step_ledger(config, find_library(config.library).resolve(config, unchecked))
+            whole = step_ledger(model, find_library(model.library).resolve(model, unchecked))
             high += steady_step(whole).saved_bytes - saved_bytes
     return int(low * basis.low), int(high * basis.high)
 

@@ -38,8 +38,8 @@ def largest_batch(
     that a still larger batch may fit too. Raises UnsupportedError without a budget.
     """
     target = read_target(gpu, memory_bytes, allocator, link, recorded)
-    config, chosen = read_model_and_setting(model, setting, target.gpu, overrides)
-    return largest_that_fits(config, chosen, target, ceiling, surely)
+    asked = read_model_and_setting(model, setting, target.gpu, overrides)
+    return largest_that_fits(*asked, target, ceiling, surely)
 
 
 def largest_that_fits(
@@ -52,16 +52,16 @@ def largest_that_fits(
             "the largest batch needs a memory size to fit into.", "Add --gpu NAME or --memory SIZE."
         )
     unit = batch_multiple(setting)
-    config, resolved = resolve(model, setting.model_copy(update={"batch_size": unit}))
-    if resolved.attention == "sdpa" and isinstance(config, SwinConfig):
-        ceiling = min(ceiling, largest_sdpa_batch(config, resolved) or ceiling)
+    model, resolved = resolve(model, setting.model_copy(update={"batch_size": unit}))
+    if resolved.attention == "sdpa" and isinstance(model, SwinConfig):
+        ceiling = min(ceiling, largest_sdpa_batch(model, resolved) or ceiling)
     ceiling //= unit  # from here on batches count units
 
     @cache
     def estimate_at(batch: int) -> Estimate:
         chosen = resolved.model_copy(update={"batch_size": batch * unit})
-        ledger = step_ledger(config, chosen, target.recorded, target.gpu)
-        return estimate_ledger(config, chosen, ledger, target)
+        ledger = step_ledger(model, chosen, target.recorded, target.gpu)
+        return estimate_ledger(model, chosen, ledger, target)
 
     def spare_bytes(batch: int) -> int:
         """What is left of the budget, with `surely` in the worst case; negative where the batch
@@ -74,7 +74,7 @@ def largest_that_fits(
     largest = 0
     if ceiling >= 2 and spare_bytes(2) >= 0:
         largest = find_crossing(spare_bytes, 2, 16, ceiling + 1)
-    elif ceiling and runs_at_1(config, resolved, target) and spare_bytes(1) >= 0:
+    elif ceiling and runs_at_1(model, resolved, target) and spare_bytes(1) >= 0:
         largest = 1
     if not largest:
         return None
