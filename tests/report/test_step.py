@@ -52,10 +52,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def swin_step(
     name: str, gpu: str | None = "rtx-4090", options: str = "", **fields: Any
 ) -> PredictedStep:
-    target = read_target(gpu, allocator=options or None)
-    asked = {"batch_size": 8, **SETTINGS[name], **fields}
-    config, setting = read_resolved(SWIN, None, target.gpu, asked)
-    return predicted_step(config, setting, step_ledger(config, setting), target)
+    target, asked = read_target(gpu, allocator=options or None), {**SETTINGS[name], **fields}
+    step = read_resolved(SWIN, {"batch_size": 8}, target.gpu, asked)
+    return predicted_step(*step, step_ledger(*step), target)
 
 
 def predicted_step(

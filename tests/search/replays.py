@@ -46,9 +46,8 @@ class Replay:
         found = {}
         for c in self.space.candidates:
             good = [r for r in self.records[c.id] if is_feasible(r, budget_bytes)]
-            if good:
-                images = c.setting.images_per_device_step
-                found[c.id] = images / median([s for r in good for s in r.step_seconds])
+            if samples := [s for r in good for s in r.step_seconds]:
+                found[c.id] = c.setting.images_per_device_step / median(samples)
         return found
 
 
