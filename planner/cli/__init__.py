@@ -40,13 +40,9 @@ OPTION_HINTS = {
     "--json > x.json' answers for another, and 'planner tune --from x.json' begins there.",
     "--price-per-hour": "Multiply the hours that --epochs prints by the GPUs and by the price of "
     "one for an hour.",
-    "--replay": "'planner report FILE' draws a recorded search.",
     "--study-name": "A study is named by its model; another --storage is another study.",
     "--images-per-epoch": "Where compiling wins, a note says how long it takes to pay.",
-    **dict.fromkeys(
-        ("--strategy", "--seed", "--no-baseline"),
-        "There is one search, which draws nothing at random and ends with the plain default.",
-    ),
+    "--seed": "A search draws nothing at random.",
 }
 INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 
@@ -156,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno != errno.ENAMETOOLONG:
             raise
         name = shorten(os.fsdecode(error.filename))
-        return _fail(f"{name} is longer than the name of any file.", 2)
+        return _fail(f"{name} is longer than the name of any file.\nShorten it.", 2)
     return status if isinstance(status, int) else 0
 
 
@@ -189,7 +185,8 @@ def _usage_text(error: click.ClickException) -> str:
     if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
         message = f"{error.param.opts[0]} is missing. {error.param.help}"
     message = f"{message[:600]}…" if len(message) > 600 else message  # it contains typed text
-    return message if context is None else f"{message}\nSee '{context.command_path} --help'."
+    path = "planner COMMAND" if context is None else context.command_path
+    return f"{message}\nSee '{path} --help'."
 
 
 def _option_hint(option: str, command: click.Command) -> str:
@@ -228,7 +225,7 @@ def _report_lost_output(error: OSError) -> int:
         return READER_GONE
     if error.errno == errno.EBADF:
         return _fail("standard output is closed, and the answer is lost.\nWrite: > FILE", 1)
-    return _fail(f"standard output cannot be written: {error.strerror}.", 1)
+    return _fail(f"standard output cannot be written: {error.strerror}.\nWrite it elsewhere.", 1)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ def command(request: EmulateRequest) -> int:
 
     is_shown = request.progress or has_live_terminal(os.environ)
     if request.report is not None:
-        refuse_if(request.vary is not None, "--report is of one run, and --vary makes several.")
+        law = "--report is of one run, and --vary makes several."
+        refuse_if(request.vary is not None, law, "Omit one of them.")
         check_page(request.report)
     card_fields = ("gpu", "gpus", "memory", "in_use", "snapshot")
     card_options = {name: getattr(request, name) for name in card_fields}

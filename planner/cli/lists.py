@@ -128,7 +128,8 @@ def cache(request: CacheRequest) -> None:
         try:
             say(f"Removed {_count_entries(recordings.clear())} from {folder}.")
         except OSError as error:
-            raise PlannerError(f"{folder} cannot be cleared: {error.strerror}.") from error
+            law = f"{folder} cannot be cleared: {error.strerror}."
+            raise PlannerError(law, "Remove it yourself, or set PLANNER_CACHE_DIR.") from error
         return
     aged = [(entry, max(time.time() - entry.used, 0.0)) for entry in recordings.entries()]
     size = format_bytes(sum(entry.num_bytes for entry, _ in aged))

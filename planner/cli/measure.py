@@ -159,8 +159,7 @@ def tune_arguments(request: TuneRequest) -> dict[str, Any]:
         start = _read_start(request.from_, request.way, typed.get("device", "auto"))
         model = model or read_model(start.model, model_fields)
         return {"model": model, **begin_at(start, typed, fixed)}
-    example = "Write for example 'planner tune timm:resnet50'."
-    refuse_if(model is None, "no MODEL was named.", example)
+    refuse_if(model is None, "no MODEL was named.", "For example 'planner tune timm:resnet50'.")
     refuse_if(request.way is not None, "--way chooses among what --from names.", "Add --from FILE.")
     return {"model": model, **typed}
 

@@ -234,7 +234,7 @@ class Fields:
     def add(self, field: str, text: str) -> None:
         """Add a field. Raises UsageError if it is already there."""
         fields = self.setting if field in TrainSetting.model_fields else self.model
-        refuse_if(field in fields, f"{field} is given twice.")
+        refuse_if(field in fields, f"{field} is given twice.", "Keep one of the two.")
         fields[field] = text
 
     @property

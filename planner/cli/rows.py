@@ -72,7 +72,8 @@ class Rows(OnDevice):
     def refuse(self, reason: str, refused: Mapping[str, str]) -> None:
         """Raise UsageError for options that have no effect with `reason`: no option is ignored."""
         faults = [f"  {name}: {law}" for name, law in refused.items() if self.typed.get(name)]
-        refuse_if(faults, "\n".join([f"{reason} does not go with these options:", *faults]), "")
+        law = f"{reason} does not go with these options:"
+        refuse_if(faults, "\n".join([law, *faults]), "Omit them.")
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:

@@ -66,9 +66,13 @@ class Fault:
 def refuse_faults(faults: Iterable[Fault]) -> None:
     """Raises UnsupportedError with all faults and their ways out, where there are any."""
     if faults := tuple(faults):
-        ways_out = dict.fromkeys(fault.way_out for fault in faults)
         laws = (f"{fault.message}." for fault in faults)
-        raise UnsupportedError("\n".join(laws), "\n".join(ways_out))
+        raise UnsupportedError("\n".join(laws), way_out_of(faults))
+
+
+def way_out_of(faults: Iterable[Fault]) -> str:
+    """A line for each way out of these faults."""
+    return "\n".join(dict.fromkeys(fault.way_out for fault in faults if fault.way_out))
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str], way_out: str = "") -> UsageError:
@@ -78,7 +82,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str], way_out: str = "
     return UsageError(f"unknown {kind} {shorten(name)}.{hint}", way_out)
 
 
-def refuse_if(is_wrong: object, law: str, way_out: str = "Omit one of them.") -> None:
+def refuse_if(is_wrong: object, law: str, way_out: str) -> None:
     """Raises UsageError, with the law that was broken and the way out, where something
     `is_wrong`."""
     if is_wrong:

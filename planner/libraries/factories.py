@@ -84,7 +84,8 @@ def _find_attribute(module: ModuleType, module_name: str, attribute: str) -> Cal
     for part in attribute.split("."):
         if not hasattr(value, part):
             public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-            way_out = f"Write {module_name}:NAME, of a function, a class or a task in that file."
+            own = [n for n in public if getattr(vars(module)[n], "__module__", "") == module_name]
+            way_out = f"It defines {', '.join(own[:8])}." if own else "It defines no function."
             raise unknown_name(f"name in {module_name}", attribute, public, way_out)
         value = getattr(value, part)
     if _is_task(value):

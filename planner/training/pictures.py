@@ -119,10 +119,10 @@ def open_pictures(folder: Path, setting: Any, train: bool) -> tuple[Any, Any]:
         law = f"pictures are read with {setting.pipeline}, which cannot be imported: {error}"
         raise SystemExit(f"{law}. Install that of this torch, or try --synthetic.") from error
     except FileNotFoundError as error:  # no folder, no class, no picture
-        raise SystemExit(str(error)) from error
+        raise SystemExit(f"{error}\nDATA is a folder of train/CLASS/*.jpg.") from error
     if len(data.classes) > setting.num_classes:
         law = f"{data.root} has {len(data.classes)} classes, the model {setting.num_classes}"
-        raise SystemExit(law)
+        raise SystemExit(f"{law}: tune it with --num-classes {len(data.classes)}, and emit that")
     return data, collate
 
 

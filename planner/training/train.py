@@ -443,7 +443,7 @@ def build_loaders(options: argparse.Namespace, rank: int, done: int) -> tuple[An
     pictures = import_beside("pictures")
     data, collate = load_dataset(options.data, train=True)
     if not hasattr(data, "__len__") or not len(data):
-        raise SystemExit("there are no pictures to train on, or they have no length")
+        raise SystemExit("DATA needs pictures in train/CLASS/, or a Dataset with a length above 0")
     common = loader_options(options)
     first = done * global_batch() + rank
     # A generator of its own: the workers' seeds must not change the random numbers of the loop.
@@ -457,7 +457,8 @@ def build_loaders(options: argparse.Namespace, rank: int, done: int) -> tuple[An
     if held_out is None:
         return training, None, len(data)
     if unpaired := set(getattr(data, "classes", held_out.classes)) ^ set(held_out.classes):
-        raise SystemExit(f"classes in train/ or in val/ only: {', '.join(sorted(unpaired))[:500]}")
+        law = f"classes in train/ or in val/ only: {', '.join(sorted(unpaired))[:500]}"
+        raise SystemExit(f"{law}; give both the same, or remove the validation folder")
     num_padded = -(-len(held_out) // SETTING.world_size) * SETTING.world_size
     places = range(rank, num_padded, SETTING.world_size)
     common |= {"collate_fn": collate, "generator": torch.Generator()}
@@ -904,7 +905,7 @@ def main() -> None:
         torch.cuda.set_device(device)
         needs_bf16 = SETTING.precision in ("bf16", "pure-bf16", "fp8")
         if needs_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise SystemExit(f"{torch.cuda.get_device_name(device)} has no bfloat16: set fp16")
+            raise SystemExit(f"{device} has no bfloat16: emit it again with --set precision=fp16")
     if SETTING.world_size > 1:
         backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
         distributed.init_process_group(backend, device_id=device_id)

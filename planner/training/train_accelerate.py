@@ -66,7 +66,7 @@ def main() -> None:
     step = train.Step(model, SETTING, train.image_loss, optimizers, parallel_model, compiled_model)
     num_steps = len(loader) // SETTING.accumulate  # of an epoch
     if not num_steps:
-        raise SystemExit("an epoch has fewer batches than a step takes")
+        raise SystemExit("an epoch has fewer batches than a step takes: emit a smaller batch_size")
     steps = num_steps * options.epochs
     schedules = [train.build_schedule(o.optimizer, steps, options) for o in optimizers]
     scalers = [step.scaler] if step.scaler is not None else []

@@ -83,7 +83,7 @@ def main() -> None:
     (optimizer,) = train.build_optimizers(groups, SETTING, options.lr)
     num_steps = len(loader) // SETTING.accumulate  # of an epoch
     if not num_steps:
-        raise SystemExit("an epoch has fewer batches than a step takes")
+        raise SystemExit("an epoch has fewer batches than a step takes: emit a smaller batch_size")
     schedule = train.build_schedule(optimizer, num_steps * options.epochs, options)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, lr_scheduler=schedule, config=str(CONFIGURATION)

@@ -61,8 +61,9 @@ def read_restrictions(restrict: Any) -> Restriction:
     """The values to which each axis is restricted; a single one needs no sequence. Raises
     UsageError."""
     restrict = {} if restrict is None else restrict
-    is_none = not isinstance(restrict, Mapping)
-    refuse_if(is_none, f"restrict names values by axis, and {shorten(restrict)} does not.", "")
+    law = f"restrict names values by axis, and {shorten(restrict)} does not."
+    example = "For example restrict={'precision': ['bf16']}."
+    refuse_if(not isinstance(restrict, Mapping), law, example)
     return {axis: read_values(axis, values) for axis, values in restrict.items()}
 
 
@@ -215,14 +216,17 @@ class SearchOptions(Checked):
     def _faults(self) -> Iterator[Fault]:
         base, gpus = self.base, self.gpus or 1
         if self.global_batch is not None and base.accumulate != 1:
-            message = "accumulate follows from global_batch and the micro-batch: omit one of them"
-            yield Fault(message, fields=("global_batch", "base"))
+            law = "accumulate follows from global_batch and the micro-batch"
+            way_out = "Omit global_batch, or accumulate in base."
+            yield Fault(law, way_out=way_out, fields=("global_batch", "base"))
         if self.gpus is not None and base.world_size not in (1, gpus):
-            message = f"gpus is {gpus}, and base has world_size {base.world_size}: omit one"
-            yield Fault(message, fields=("gpus", "base"))
+            law = f"gpus is {gpus}, and base has world_size {base.world_size}"
+            way_out = "Omit gpus, or world_size in base."
+            yield Fault(law, way_out=way_out, fields=("gpus", "base"))
         if gpus > 1 and "none" in self.restrict.get("parallelism", ()):
-            message = f"parallelism none trains {gpus} models, and not one on {gpus} GPUs: omit one"
-            yield Fault(message, fields=("gpus", "restrict"))
+            law = f"parallelism none trains {gpus} models, and not one on {gpus} GPUs"
+            way_out = "Omit gpus, or none in restrict's parallelism."
+            yield Fault(law, way_out=way_out, fields=("gpus", "restrict"))
 
 
 def read_options(options: Mapping[str, Any]) -> SearchOptions:

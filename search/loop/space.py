@@ -297,7 +297,7 @@ def make_space(
     restrict = restrict or {}
     choices = axis_choices(model, device, base, restrict, start)
     batches = _batches(device, base, batch_sizes, global_batch, start)
-    excluded: dict[tuple[str, ...], list[str]] = {}
+    excluded: dict[tuple[str, ...], list[Fault]] = {}
 
     def make(arm: Mapping[str, object], batch: Mapping[str, int]) -> TrainSetting | None:
         setting = _parse({**held, **arm, **batch}, excluded)
@@ -322,9 +322,9 @@ def make_space(
 
 
 def _parse(
-    fields: Mapping[str, Any], excluded: dict[tuple[str, ...], list[str]]
+    fields: Mapping[str, Any], excluded: dict[tuple[str, ...], list[Fault]]
 ) -> TrainSetting | None:
-    """The setting of `fields`; None where some exclude each other: then their law is noted. The
+    """The setting of `fields`; None where some exclude each other: then that is noted. The
     options that belong to another parallelism than that of `fields` are left out."""
     try:
         foreign = foreign_options(fields["parallelism"])
@@ -333,33 +333,31 @@ def _parse(
         broken = next(iter(faults_between(error)), None)
         if broken is None:
             raise
-        excluded.setdefault(broken.fields, []).append(broken.message)
+        excluded.setdefault(broken.fields, []).append(broken)
         return None
 
 
 def _runnable(
-    model: Model, settings: Sequence[TrainSetting], excluded: Mapping[tuple[str, ...], list[str]]
+    model: Model, settings: Sequence[TrainSetting], excluded: Mapping[tuple[str, ...], list[Fault]]
 ) -> Space:
     """The space of the settings that can run. Raises UnsupportedError where none can."""
     faults = [(setting, faults_of(model, setting)[:1]) for setting in settings]
     runnable = [setting for setting, first in faults if not first]
     refused = [fault for _, first in faults for fault in first]
     if not runnable:
-        refuse_faults(refused[:1])
-        fields, messages = next(iter(excluded.items()))
-        raise UnsupportedError(f"{messages[0]}.", f"Choose another {alternatives(fields)}.")
-    by_law: dict[str, list[str]] = {}
+        refuse_faults(refused[:1] or next(iter(excluded.values()))[:1])
+    by_law: dict[str, list[Fault]] = {}
     for fault in refused:
-        by_law.setdefault(fault.law, []).append(fault.message)
+        by_law.setdefault(fault.law, []).append(fault)
     left_out = tuple(map(refusal_line, (*excluded.values(), *by_law.values())))
     return replace(space_of(runnable), left_out=left_out)
 
 
-def refusal_line(messages: Sequence[str]) -> str:
-    """The line for a law, from its message for each setting, which differ only in their values."""
-    count = len(messages)
+def refusal_line(faults: Sequence[Fault]) -> str:
+    """The line for a law, from its fault of each setting, which differ only in their values."""
+    count = len(faults)
     what = "1 setting is" if count == 1 else f"{count:,} settings are"
-    return f"{what} left out: {messages[0]}."
+    return f"{what} left out: {faults[0].message}."
 
 
 def space_of(settings: Iterable[TrainSetting]) -> Space:

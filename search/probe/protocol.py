@@ -169,7 +169,7 @@ def cut_message(text: str) -> str:
 def broke_contract(record: MeasurementRecord) -> bool:
     """Whether the model or its task must change for a probe to end well, rather than the
     setting."""
-    return record.status == "unsupported" and getattr(record, "phase", "") == CONTRACT
+    return record.status == "unsupported" and record.phase == CONTRACT
 
 
 def last_words(stderr: str) -> str:

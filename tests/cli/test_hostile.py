@@ -1,6 +1,6 @@
 """Command lines that nobody would type, and files that somebody else wrote: no command ends in a
-traceback, hangs, or has another exit status than those that are documented; and nothing of a file
-becomes a page's HTML or steers a terminal."""
+traceback, hangs, or has another exit status than those that are documented; each error has a way
+out; and nothing of a file becomes a page's HTML or steers a terminal."""
 
 import io
 import json
@@ -44,7 +44,7 @@ SOUND = ("native:swin_tiny", "24GiB", "1MiB", "1s", "5%", "1", "2", "8,64", "64"
 
 
 def nothing_starts(*_: object, **__: object) -> NoReturn:
-    raise PlannerError("no process is started, and nothing is timed, in this test.")
+    raise PlannerError("no process is started, and nothing is timed, in this test.", "Run it.")
 
 
 start = subprocess.Popen.__init__
@@ -147,6 +147,8 @@ def fault_of(line: list[str], capsys: Any, statuses: Counter[int]) -> tuple[str,
         return said, f"exit status {status}"
     if "Traceback" in captured.err:
         return said, captured.err[-300:]
+    if captured.err.startswith("Error: ") and captured.err.count("\n") == 1:
+        return said, f"no way out of {captured.err}"
     return said, "" if status == 0 or said.strip() else f"{status} without a word"
 
 

@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from planner.core.errors import UnsupportedError, UsageError
-from planner.core.schema import TrainSetting, parse
+from planner.core.errors import UnsupportedError
 from planner.estimation.estimate import estimate
 from planner.ledger.ledger import COMPILED_CALL, GRADIENT_TO_HOST, WEIGHT_TO_DEVICE
 from planner.libraries.names import find_library
@@ -90,11 +89,6 @@ def test_moments_in_8_bits_take_a_quarter_and_each_weight_a_call() -> None:
     assert any("adamw-8bit" in line for line in eight.left_out)
     (calls,) = sizes_of(EIGHT, COMPILED_CALL)
     assert len(calls) == len(sizes)
-
-
-def test_they_do_not_step_inside_backward() -> None:
-    with pytest.raises(UsageError, match="not known to run inside backward"):
-        parse(TrainSetting, {**EIGHT, "optimizer_in_backward": True}, "the setting")
 
 
 def test_a_missing_torchao_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

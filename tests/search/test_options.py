@@ -30,8 +30,6 @@ def test_what_is_no_search_is_said_in_a_few_lines(
         ("--gpus 3 --global-batch 16", 2, "a multiple of 3"),
         ("--gpus 2 --parallelism dpp", 2, "--parallelism: Input should be 'none', 'ddp'"),
         ("--storage=", 2, "--storage has no value"),
-        ("--set embed_dim=24 --set embed-dim=24", 2, "given twice"),
-        ("--set frozen_stages=9", 1, "4 stages"),
         ("--gpu t4", 2, "--from x.json' begins there"),
         ("--precision fp16", 1, "fp32 and bf16"),
         ("--set loss=cross-entropy,hinge", 2, "hinge"),

@@ -111,28 +111,30 @@ class SwinConfig(Checked):
             single_will_do = field == "pretrained_window_size" and len(value) == 1
             if isinstance(value, tuple) and len(value) != stages and not single_will_do:
                 entries = "entry" if len(value) == 1 else "entries"
-                yield Fault(
-                    f"{field} has {len(value)} {entries} and depths has {stages}: "
-                    "give one for each stage",
-                    fields=(field, "depths"),
-                )
+                law = f"{field} has {len(value)} {entries} and depths has {stages}"
+                way_out = f"Give {field} {stages} values, one for each stage."
+                yield Fault(law, way_out=way_out, fields=(field, "depths"))
         for stage, heads in enumerate(self.num_heads[:stages]):
-            if (self.embed_dim << stage) % heads:
+            channels = self.stage_channels(stage)
+            if channels % heads:
                 yield Fault(
-                    f"num_heads[{stage}] = {heads} does not divide the stage's "
-                    f"{self.embed_dim << stage} channels (embed_dim × 2^{stage})",
+                    f"num_heads[{stage}] = {heads} does not divide the stage's {channels} channels "
+                    f"(embed_dim × 2^{stage})",
+                    way_out="Choose num_heads that divide these, or another embed_dim.",
                     fields=("num_heads", "embed_dim"),
                 )
         if self.embed_dim * self.mlp_ratio < 1:
             yield Fault(
                 f"mlp_ratio {self.mlp_ratio:g} leaves the first stage's MLP no channel "
                 f"(embed_dim {self.embed_dim} × {self.mlp_ratio:g})",
+                way_out="Set mlp_ratio=4, or a larger embed_dim.",
                 fields=("mlp_ratio", "embed_dim"),
             )
         if min(self.image_size) < self.patch_size:
             yield Fault(
                 f"image_size {self.image_size[0]}x{self.image_size[1]} is smaller than one patch "
                 f"(patch_size {self.patch_size})",
+                way_out="Choose a larger image_size, or a smaller patch_size.",
                 fields=("image_size", "patch_size"),
             )
 

@@ -77,25 +77,28 @@ class Distribution(Checked):
 
     def _faults(self) -> Iterator[Fault]:
         if self.world_size % self.nodes:
-            message = (
+            even = max(1, self.devices_per_node) * self.nodes
+            yield Fault(
                 "all nodes have equally many devices, and a world_size of "
-                f"{self.world_size} cannot be split over {self.nodes} nodes: choose a multiple of "
-                f"{self.nodes}"
+                f"{self.world_size} cannot be split over {self.nodes} nodes",
+                way_out=f"Set world_size={even}, or another multiple of {self.nodes}.",
+                fields=("world_size", "nodes"),
             )
-            yield Fault(message, fields=("world_size", "nodes"))
         if not self.fsdp_reshard and self.parallelism not in SHARDED:
-            message = (
+            yield Fault(
                 "fsdp_reshard is false, which belongs to parallelism fsdp or hsdp, and parallelism "
-                f"is {self.parallelism}"
+                f"is {self.parallelism}",
+                way_out="Set parallelism=fsdp, or omit fsdp_reshard.",
+                fields=("fsdp_reshard", "parallelism"),
             )
-            yield Fault(message, fields=("fsdp_reshard", "parallelism"))
         is_split = self.parallelism == "hsdp" and not self.world_size % self.nodes
         if is_split and self.shard_size in (1, self.world_size):
-            message = (
+            yield Fault(
                 "hsdp needs two machines or more with two GPUs or more each, and here are "
-                f"{self.world_size} on {self.nodes} (choose fsdp or ddp)"
+                f"{self.world_size} on {self.nodes}",
+                way_out="Set parallelism=fsdp, or parallelism=ddp.",
+                fields=("nodes", "world_size"),
             )
-            yield Fault(message, fields=("nodes", "world_size"))
 
 
 def foreign_options(parallelism: str) -> frozenset[str]:
@@ -111,6 +114,8 @@ CompileMode = Literal[
 ]
 Attention = Literal["library", "eager", "sdpa"]
 Loss = Literal["library", "cross-entropy", "label-smoothing", "soft-target"]
+AutocastDtype = Literal["bfloat16", "float16"]
+_AUTOCAST: Mapping[str, AutocastDtype] = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 COMPILE_MODES: tuple[CompileMode, ...] = get_args(CompileMode)
@@ -121,7 +126,8 @@ CHECKPOINTINGS = (
 )  # fmt: skip
 # Compile modes that replay CUDA graphs (torch/_inductor/__init__.py, list_mode_options).
 GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
-IMPLEMENTATIONS = ("-foreach", "-fused", "-forloop")
+Implementation = Literal["foreach", "fused", "forloop", "8bit"]
+_IMPLEMENTATIONS: Mapping[str, Implementation] = {name: name for name in get_args(Implementation)}
 # Families of optimizers: torch.optim's, except Lion, which is timm's.
 OPTIMIZER_FAMILIES = ("adamw", "adam", "sgd", "adafactor", "lion", "rmsprop", "nadam", "radam")
 OWN_OPTIMIZER = "own"  # the optimizer that a task makes
@@ -134,7 +140,7 @@ EMA_DECAY = 0.9999  # timm's default: the authors keep no average
 # Fields that only a compiled step has.
 COMPILED_FIELDS = ("compile_scope", "activation_memory_budget")
 _OPTIMIZER = re.compile(
-    rf"({'|'.join(OPTIMIZER_FAMILIES)})({'|'.join(IMPLEMENTATIONS)})?|adamw-8bit|{OWN_OPTIMIZER}"
+    rf"({'|'.join(OPTIMIZER_FAMILIES)})(-foreach|-fused|-forloop)?|adamw-8bit|{OWN_OPTIMIZER}"
 )
 _CHECKPOINTING = re.compile(
     r"none|blocks|blocks:[1-9][0-9]{0,3}|blocks:every-[2-9]|selective|stages"
@@ -225,23 +231,25 @@ class TrainSetting(Distribution):
         yield from self._gradient_faults()
         yield from self._zero_faults()
         if self.lora_targets != "attention" and not self.lora_rank:
-            message = f"lora_targets is {self.lora_targets}, and lora_rank 0 adds no adapters"
-            yield Fault(message, fields=("lora_targets", "lora_rank"))
+            law = f"lora_targets is {self.lora_targets}, and lora_rank 0 adds no adapters"
+            way_out = "Set lora_rank=8, or omit lora_targets."
+            yield Fault(law, way_out=way_out, fields=("lora_targets", "lora_rank"))
 
     def _compile_faults(self) -> Iterator[Fault]:
         """Fields of a compiled step in an eager one, and the reverse."""
-        if self.compile != "off":
-            if self.offload != "none":
-                message = (
-                    f"offload {self.offload} moves what an eager step saves, and compile is "
-                    f"{self.compile}, whose compiler chooses what is saved: omit one of them"
-                )
-                yield Fault(message, fields=("offload", "compile"))
-            return
+        is_eager = self.compile == "off"
+        if self.offload != "none" and not is_eager:
+            yield Fault(
+                f"offload {self.offload} moves what an eager step saves, and compile is "
+                f"{self.compile}, whose compiler chooses what is saved",
+                way_out="Omit offload or compile.",
+                fields=("offload", "compile"),
+            )
         for field in COMPILED_FIELDS:
-            if getattr(self, field) != type(self).model_fields[field].default:
-                message = f"{field} is {getattr(self, field)}, and compile is off"
-                yield Fault(message, fields=(field, "compile"))
+            if is_eager and getattr(self, field) != type(self).model_fields[field].default:
+                law = f"{field} is {getattr(self, field)}, and compile is off"
+                way_out = f"Set compile=default, or omit {field}."
+                yield Fault(law, way_out=way_out, fields=(field, "compile"))
 
     def _gradient_faults(self) -> Iterator[Fault]:
         """Fields that do not go with an optimizer in backward, which frees each gradient there, nor
@@ -267,11 +275,11 @@ class TrainSetting(Distribution):
             "world_size": (self.world_size > 1, several),
             "parallelism": (self.parallelism != "none", several),
         }
+        law = f"{by} {str(getattr(self, by)).lower()} {does}"
         for field, (is_broken, why) in broken.items():
             if is_broken:
-                law = f"{by} {str(getattr(self, by)).lower()} {does}"
-                message = f"{law}, and {field} {str(getattr(self, field)).lower()} {why}"
-                yield Fault(message, fields=(field, by))
+                value = f"{field} {str(getattr(self, field)).lower()} {why}"
+                yield Fault(law, value, f"Omit {by}, or {field}.", (field, by))
 
     @property
     def num_exchanges(self) -> int:
@@ -284,18 +292,20 @@ class TrainSetting(Distribution):
     def _zero_faults(self) -> Iterator[Fault]:
         """Fields with which DeepSpeed 0.19.8 fails."""
         if self.parallelism in DEEPSPEED and self.memory_format == "channels_last":
-            message = (
+            yield Fault(
                 f"parallelism {self.parallelism} and memory_format channels_last: "
                 "deepspeed.initialize sends each weight as bytes, which a convolution's weight in "
-                "channels_last cannot be viewed as (take contiguous, or ddp)"
+                "channels_last cannot be viewed as",
+                way_out="Set memory_format=contiguous, or parallelism=ddp.",
+                fields=("memory_format", "parallelism"),
             )
-            yield Fault(message, fields=("memory_format", "parallelism"))
         if self.parallelism == "zero3" and self.ema:
-            message = (
+            yield Fault(
                 "ema averages whole weights on each device, which under parallelism zero3 have no "
-                "elements between steps (take zero2, or omit ema)"
+                "elements between steps",
+                way_out="Set parallelism=zero2, or omit ema.",
+                fields=("ema", "parallelism"),
             )
-            yield Fault(message, fields=("ema", "parallelism"))
 
     @property
     def global_batch(self) -> int:
@@ -312,12 +322,10 @@ class TrainSetting(Distribution):
         return self.optimizer.partition("-")[0]
 
     @property
-    def optimizer_implementation(self) -> Literal["foreach", "fused", "forloop", "8bit"]:
+    def optimizer_implementation(self) -> Implementation:
         """torch's default on CUDA is foreach; for adafactor it is forloop."""
-        suffix = self.optimizer.partition("-")[2]
-        if suffix in ("foreach", "fused", "forloop", "8bit"):
-            return suffix  # type: ignore[return-value]
-        return "forloop" if self.optimizer_family == "adafactor" else "foreach"
+        default: Implementation = "forloop" if self.optimizer_family == "adafactor" else "foreach"
+        return _IMPLEMENTATIONS.get(self.optimizer.partition("-")[2], default)
 
     def check_optimizer(self) -> None:
         """Raises UnsupportedError for an implementation that torch or timm does not have, and for a
@@ -354,10 +362,9 @@ class TrainSetting(Distribution):
         return self.compile != "off" or self.optimizer_implementation == "8bit"
 
     @property
-    def autocast_dtype(self) -> Literal["bfloat16", "float16"] | None:
+    def autocast_dtype(self) -> AutocastDtype | None:
         """The dtype in which autocast computes; None where there is no autocast."""
-        dtypes = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
-        return dtypes.get(self.precision)  # type: ignore[return-value]
+        return _AUTOCAST.get(self.precision)
 
     @property
     def checkpointed_stages(self) -> tuple[int, ...] | None:

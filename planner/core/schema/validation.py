@@ -3,13 +3,13 @@ fields of schemas have in common: types of figures, faults between fields, optio
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from planner.core.errors import Fault, UsageError, find_word, nearest, shorten
+from planner.core.errors import Fault, UsageError, find_word, nearest, shorten, way_out_of
 
 # Types of figures in a file that anybody may have written.
 
@@ -115,33 +115,29 @@ def parse(schema: type[ModelT], data: Mapping[str, Any], source: str) -> ModelT:
     except ValidationError as error:
         faults = list(dict.fromkeys(_faults(schema, data, error)))
     count = "one fault" if len(faults) == 1 else f"{len(faults)} faults"
-    lines = [f"{source} has {count}:", *(f"  {fault}" for fault in faults[:MAX_FAULTS])]
+    shown = faults[:MAX_FAULTS]
+    lines = [f"{source} has {count}:", *(f"  {fault.message}" for fault in shown)]
     if len(faults) > MAX_FAULTS:
         lines.append(f"  and {len(faults) - MAX_FAULTS:,} more")
-    raise UsageError("\n".join(lines))
+    raise UsageError("\n".join(lines), way_out_of(shown))
 
 
-def _faults(schema: type[BaseModel], data: Mapping[str, Any], error: ValidationError) -> list[str]:
-    """A line for each fault: first those of single fields, then those between fields.
+def _faults(
+    schema: type[BaseModel], data: Mapping[str, Any], error: ValidationError
+) -> Iterator[Fault]:
+    """The faults of single fields, whose laws say what to write; then those between fields.
 
     pydantic looks between fields only where each is right by itself. So the faulty ones are left
     out and it is asked again; its faults about a field that was left out are dropped.
     """
     single = [entry for entry in error.errors() if _cross_field_error(entry) is None]
-    if not single:
-        return [fault.message for fault in faults_between(error)]
     at_fault = {str(entry["loc"][0]) for entry in single if entry["loc"]}
-    lines = [_describe(schema, entry) for entry in _of_likely_arm(single)]
+    yield from (Fault(_describe(schema, entry)) for entry in _of_likely_arm(single))
     rest = {field: value for field, value in data.items() if field not in at_fault}
     try:
         schema.model_validate(rest)
     except ValidationError as again:
-        lines += [
-            fault.message
-            for fault in faults_between(again)
-            if not at_fault.intersection(fault.fields)
-        ]
-    return lines
+        yield from (f for f in faults_between(again) if not at_fault.intersection(f.fields))
 
 
 def faults_between(error: ValidationError) -> Iterable[Fault]:

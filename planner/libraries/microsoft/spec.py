@@ -162,8 +162,8 @@ def _load_file(file: Path) -> ModuleType:
     declare_missing_operators()
     name = f"_swin_transformer_checkout_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise PlannerError(f"{file} cannot be imported.")
+    assert spec, "every .py file has one"
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     path = list(sys.path)
     try:

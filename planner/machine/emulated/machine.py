@@ -69,10 +69,12 @@ class EmulatedGpu:
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable():
-            raise UsageError(f"a GPU's name is a line of text, and {shorten(self.name)} is not.")
+            law = f"a GPU's name is a line of text, and {shorten(self.name)} is not."
+            raise UsageError(law, "Write it without control characters.")
         negative = [f.name for f in fields(self) if _is_negative(getattr(self, f.name))]
         if negative:
-            raise UsageError(f"a GPU's figures are 0 or more; below 0: {', '.join(negative)}.")
+            law = f"a GPU's figures are 0 or more; below 0: {', '.join(negative)}."
+            raise UsageError(law, "Omit them, or give 0.")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class EmulatedMachine:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.gpus) <= MAX_GPUS:
-            raise UsageError(f"a machine has 1 to {MAX_GPUS} GPUs, and not {len(self.gpus)}.")
+            law = f"a machine has 1 to {MAX_GPUS} GPUs, and not {len(self.gpus)}."
+            raise UsageError(law, f"Choose from 1 to {MAX_GPUS}.")
 
 
 def emulated_gpu(gpu: str | Gpu, **changes: object) -> EmulatedGpu:
