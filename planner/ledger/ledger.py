@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, get_args
 
+from planner.core.schema.record import Phase
 from planner.core.schema.setting import Collective, Group
 
 Category = Literal[
@@ -101,7 +102,7 @@ class Tagged(NamedTuple):
 class PhaseEnded(NamedTuple):
     """A phase ends. `step` counts optimizer steps from 0; the steady step is 1 or later."""
 
-    phase: str
+    phase: Phase
     step: int
 
 
@@ -119,7 +120,7 @@ class Computed(NamedTuple):
     path: str
 
 
-Operation = tuple[str, Computed]  # with its phase first
+Operation = tuple[Phase, Computed]
 
 
 class Sent(NamedTuple):
@@ -148,7 +149,7 @@ class Exchange(NamedTuple):
     """A collective that a step issues or awaits, in `phase` of its micro-batch `micro_batch` (from
     0), after `place` of the step's operations."""
 
-    phase: str
+    phase: Phase
     micro_batch: int
     place: int
     event: Sent | Awaited
@@ -328,11 +329,11 @@ class Ledger:
         return frozenset([event.name for event in self.events if type(event) is Computed])
 
     @cached_property
-    def _operations(self) -> dict[int, list[tuple[str, int, Computed]]]:
+    def _operations(self) -> dict[int, list[tuple[Phase, int, Computed]]]:
         """(phase, index, operation), by optimizer step."""
         if self.template is not self:
             return self.template._operations
-        by_step: dict[int, list[tuple[str, int, Computed]]] = {}
+        by_step: dict[int, list[tuple[Phase, int, Computed]]] = {}
         pending: list[tuple[int, Computed]] = []  # of the phase that ends next
         for index, event in enumerate(self.events):
             if type(event) is Computed:

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, islice
+from typing import Literal
 
+from planner.core.schema.record import Phase
 from planner.core.torch_version import torch_version
 from planner.core.units import MIB
 from planner.ledger.ledger import (
@@ -143,7 +145,7 @@ class Instant:
     `phase` and `micro_batch` (counted from 1) say when; `label` and `path` name the last request.
     """
 
-    phase: str
+    phase: Phase | Literal[""]
     micro_batch: int
     label: str
     path: str
@@ -320,7 +322,7 @@ def steady_step(ledger: Ledger) -> SteadyStep:
     return walk_ledger(ledger).steady
 
 
-def phase_growth(ledger: Ledger, phase: str) -> int:
+def phase_growth(ledger: Ledger, phase: Phase) -> int:
     """How far live bytes rise within `phase`, in the last step that has it, over those at its
     beginning."""
     walked = walk_ledger(ledger)
@@ -372,7 +374,7 @@ def live_storages(ledger: Ledger, event_index: int) -> list[tuple[int, Category,
 @lru_cache(maxsize=NUM_CACHED_TEMPLATES)
 def _find_live(
     ledger: Ledger, event_index: int, keeps_workspaces: bool
-) -> tuple[list[tuple[int, Category, str, str]], tuple[str, int, str, str]]:
+) -> tuple[list[tuple[int, Category, str, str]], tuple[Phase | Literal[""], int, str, str]]:
     """The parts of an instant that do not depend on sizes: (place in `Walk.sizes`, category, path,
     label) of each live storage, oldest first, and the phase, micro-batch, label and path."""
     walked = _walk_ledger(ledger, keeps_workspaces)
@@ -425,7 +427,9 @@ def category_bytes(events: Sequence[Event], start: int, stop: int) -> dict[Categ
     return points
 
 
-def _find_phase(marks: Sequence[tuple[int, PhaseEnded]], event_index: int) -> tuple[str, int]:
+def _find_phase(
+    marks: Sequence[tuple[int, PhaseEnded]], event_index: int
+) -> tuple[Phase | Literal[""], int]:
     """The phase of an event, and the number of its micro-batch in its step, from 1."""
     micro_batch = 1
     for index, mark in marks:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._dynamo import utils as dynamo
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from planner.core.schema.record import Phase
 from planner.ledger.ledger import Allocated, CacheFreed, Category, Event, Freed, PhaseEnded, Tagged
 
 # FSDP2's streams (`FSDPCommContext.lazy_init`), and the category of what lies in their pools.
@@ -89,7 +90,7 @@ class Marks:
         """The innermost running module's name; "" in the root, in backward and in the optimizer."""
         return getattr(self.thread, "path", None) or ""
 
-    def end(self, phase: str, step: int) -> None:
+    def end(self, phase: Phase, step: int) -> None:
         """Ends a phase; `tag` may follow."""
         self.phases.append(PhaseEnded(phase, step))
         self.write(f"{len(self.phases)}|")

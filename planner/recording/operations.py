@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 import planner
 from planner.core.schema import TrainSetting
+from planner.core.schema.record import Phase
 from planner.ledger.ledger import (
     COMPILED_CALL,
     GRADIENT_TO_HOST,
@@ -70,7 +71,7 @@ class Operations(TorchDispatchMode):
         self.paths: dict[int, str] = {}  # of a node of autograd, by its number
         self.prefix = "aten."  # of the names of operations; within a compiled graph EXTERN_PREFIX
 
-    def end(self, phase: str) -> None:
+    def end(self, phase: Phase) -> None:
         """Ends a phase."""
         if phase == "backward":
             self.collectives.end_backward()

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.core.errors import PlannerError
 from planner.core.failures import SIGNS
 from planner.core.schema import FactoryModel, Model, TrainSetting
+from planner.core.schema.record import Phase
 from planner.core.schema.setting import DEEPSPEED, SHARDED
 from planner.ledger.cache import encode
 from planner.ledger.ledger import LEDGER_MICRO_BATCHES, Category, Event, Ledger, PhaseEnded, Sent
@@ -178,7 +179,7 @@ def _tag_build(marks: Marks, training: Training) -> None:
     marks.tag(training.average or (), "optimizer_state")
 
 
-def _end_phase(marks: Marks, training: Training, step: int, phase: str) -> None:
+def _end_phase(marks: Marks, training: Training, step: int, phase: Phase) -> None:
     marks.end(phase, step)
     if phase == "backward":
         weights = [p for p in training.parameters if p.grad is not None]

@@ -17,6 +17,7 @@ from sys import getrefcount
 from typing import Any
 from weakref import ReferenceType
 
+from planner.core.schema.record import Phase
 from planner.ledger.ledger import (
     Allocated,
     CacheFreed,
@@ -110,7 +111,7 @@ class Device:
     def tag(self, storage: int, category: Category, weight: int = 0) -> None:
         self.events.append(_new_event(Tagged, (storage, category, weight)))
 
-    def mark(self, phase: str, step: int) -> None:
+    def mark(self, phase: Phase, step: int) -> None:
         self.events.append(PhaseEnded(phase, step))
 
     def compute(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.core.schema import SwinConfig, TrainSetting
+from planner.core.schema.record import Phase
 from planner.ledger.ledger import (
     IN_BACKWARD,
     OPTIMIZER_CALL,
@@ -242,7 +243,7 @@ class ShapeTraining:
         frees_gradients = setting.zero_grad_to_none and not setting.optimizer_in_backward
         return self.scaler is None and frees_gradients
 
-    def end_phase(self, phase: str) -> None:
+    def end_phase(self, phase: Phase) -> None:
         self.device.mark(phase, self.num_steps)
 
     def micro_steps(self) -> None:

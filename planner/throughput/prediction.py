@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from planner.core.schema import Model
+from planner.core.schema.record import Phase
 from planner.core.schema.setting import GRAPH_MODES, TrainSetting
 from planner.ledger.ledger import (
     COMPILED_CALL,
@@ -167,14 +168,14 @@ def _add_communication(step: _PricedStep, exchanges: Exchanges, alone: Throughpu
 
 
 def device_seconds(
-    phase: str, operation: Computed, rates: DeviceRates, setting: TrainSetting
+    phase: Phase, operation: Computed, rates: DeviceRates, setting: TrainSetting
 ) -> float:
     """The roofline: FLOPs or bytes, whichever takes longer, after the kernels' own start."""
     return _bound_device_seconds(phase, operation, rates, setting)[0]
 
 
 def _bound_device_seconds(
-    phase: str, operation: Computed, rates: DeviceRates, setting: TrainSetting
+    phase: Phase, operation: Computed, rates: DeviceRates, setting: TrainSetting
 ) -> tuple[float, str]:
     """`device_seconds`, and the bound: what takes most of them."""
     start = rates.kernel_seconds
@@ -200,7 +201,7 @@ def _bound_device_seconds(
     return busy + start, KERNEL_STARTS if start > busy else bound
 
 
-def host_seconds(phase: str, operation: Computed, rates: DeviceRates, mode: str) -> float:
+def host_seconds(phase: Phase, operation: Computed, rates: DeviceRates, mode: str) -> float:
     """The host's time to issue `operation` under compile mode `mode`."""
     if operation.name == COMPILED_CALL:
         return _COMPILED_CALL_SECONDS
@@ -300,26 +301,24 @@ class _PricedStep:
         setting: TrainSetting,
         num_micro_batches: int,
     ) -> None:
-        self.kernels = kernels
-        self.priced = priced
-        self.rates = rates
-        self.setting = setting
+        self.kernels, self.priced = kernels, priced
+        self.rates, self.setting = rates, setting
         self.num_micro_batches = num_micro_batches
-        self.matrix_flops: dict[str, int] = defaultdict(int)  # both by phase
-        self.launches: dict[str, int] = defaultdict(int)
+        self.matrix_flops: dict[Phase, int] = defaultdict(int)  # both by phase
+        self.launches: dict[Phase, int] = defaultdict(int)
         for phase, operation in kernels:
             self.launches[phase] += operation.kernels
             if operation.kind in MATRIX_KINDS:
                 self.matrix_flops[phase] += operation.flops
 
-    def repeats(self, phase: str, micro_batch: int) -> float:
+    def repeats(self, phase: Phase, micro_batch: int) -> float:
         """How many times a step repeats an exchange of the ledger's `micro_batch`: the last one may
         exchange what the others do not."""
         if phase not in COMPILED_PHASES or micro_batch >= self.num_micro_batches - 1:
             return 1.0
         return (self.setting.accumulate - 1) / (self.num_micro_batches - 1)
 
-    def _scale(self, phase: str, amount: float) -> float:
+    def _scale(self, phase: Phase, amount: float) -> float:
         """The `amount` of all micro-batches of the step, from that of those in the ledger."""
         times = self.setting.accumulate / self.num_micro_batches
         return amount * (times if phase in COMPILED_PHASES else 1)

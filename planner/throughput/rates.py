@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.core.schema.record import Phase
 from planner.ledger.ledger import Computed, OperationKind
 from planner.machine.hardware.gpu import ASSUMED_LINK, Gpu
 from planner.throughput.result import COLLECTIVE_WAIT, HOST_WAIT
@@ -322,7 +323,7 @@ class DeviceRates:
         dtype = "float8" if dtype.startswith("float8") else dtype
         return self.matmul_flops.get(dtype, self.matmul_flops["float32"])
 
-    def matrix_rate(self, phase: str, operation: Computed, precision: str) -> float:
+    def matrix_rate(self, phase: Phase, operation: Computed, precision: str) -> float:
         """FLOP/s of a matmul, convolution or attention in `phase` under a setting's `precision`."""
         if operation.kind == "grouped conv":
             return self._grouped_rate(phase, operation, precision)
@@ -346,7 +347,7 @@ class DeviceRates:
         long_rate = self.matmul_rate(operation.dtype, "") * LONG_ATTENTION_SHARE
         return long_rate * tokens / (tokens + HALFWAY_TOKENS)
 
-    def _grouped_rate(self, phase: str, operation: Computed, precision: str) -> float:
+    def _grouped_rate(self, phase: Phase, operation: Computed, precision: str) -> float:
         """FLOP/s of a grouped convolution, by its multiply-adds per element that it moves: at most
         a dense convolution's rate, and just that where no share is known."""
         dense = self.matrix_rate(phase, operation._replace(kind="conv"), precision)

@@ -10,6 +10,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from planner.core.errors import UsageError, shorten
+from planner.core.schema.record import Phase
 from planner.machine.hardware.gpu import Gpu
 
 # The bounds of `bound_seconds`: what keeps the device busy. The seconds of an operation all count
@@ -25,7 +26,7 @@ HOST, DEVICE_LINK = "host", "link between devices"
 class Part(NamedTuple):
     """The seconds of a step that one kind of operation takes in one phase, under one bound."""
 
-    phase: str
+    phase: Phase
     kind: str
     bound: str
     seconds: float
@@ -38,7 +39,7 @@ class CallPart(NamedTuple):
     """The seconds of a step that all calls of one operation take in one module and phase. A wait
     has neither `name` nor `path`."""
 
-    phase: str
+    phase: Phase
     kind: str
     bound: str
     seconds: float

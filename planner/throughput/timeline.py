@@ -16,6 +16,7 @@ from math import inf
 from typing import NamedTuple
 
 from planner.core.schema import TrainSetting
+from planner.core.schema.record import Phase
 from planner.core.schema.setting import Group
 from planner.ledger.ledger import Exchange, Ledger, Sent
 from planner.machine.hardware.fabric import Fabric, bus_factor, find_fabric
@@ -236,11 +237,15 @@ class Traffic:
 # host is late. Collectives run beside the device.
 
 
+# The key that seconds count under: phase, kind, bound; and an operation's name and path.
+Account = tuple[Phase, str, str, *tuple[str, ...]]
+
+
 class Priced(NamedTuple):
     """The seconds that one operation costs the host to issue and the device to run."""
 
-    phase: str
-    account: tuple[str, ...]  # the key that its seconds count under: phase, kind, bound …
+    phase: Phase
+    account: Account  # what its seconds count under
     issue: float
     busy: float
 
@@ -260,9 +265,9 @@ class Timeline:
         self.host = 0.0
         self.device = 0.0
         self.phase = ""
-        self.accounts: dict[tuple[str, ...], float] = defaultdict(float)
-        self.issuing: dict[str, float] = defaultdict(float)
-        self.exposed: dict[tuple[str, int], float] = defaultdict(float)
+        self.accounts: dict[Account, float] = defaultdict(float)
+        self.issuing: dict[Phase, float] = defaultdict(float)
+        self.exposed: dict[tuple[Phase, int], float] = defaultdict(float)
         self._gathering: set[int] = set()  # handles of weights that the host gathers ahead
         self._gather_ends: deque[float] = deque(maxlen=2)  # of the last gathered weights
 

@@ -17,16 +17,17 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from planner.core.errors import ContractError
 from planner.core.schema import TrainSetting
+from planner.core.schema.record import Phase
 from planner.training.levers import offload_activations
 from planner.training.tasks.contract import Task, all_tensors
 from planner.training.train import Setting, Step
 from planner.training.zero import ZeroEngine
 
 # Called with the phase that has just ended: "forward", "backward", "optimizer" or "zero_grad".
-OnPhase = Callable[[str], None]
+OnPhase = Callable[[Phase], None]
 
 
-def ignore_phase(phase: str) -> None:
+def ignore_phase(phase: Phase) -> None:
     """The callback where nobody needs the phases."""
 
 

@@ -63,6 +63,7 @@ RECORD_FORMAT = 1
 # The flag of a probe that was ended, though not because of its setting.
 BUDGET_ENDED = "cut short: the budget ended"
 
+Phase = Literal["build", "forward", "backward", "optimizer", "zero_grad"]  # of a training step
 ProbeStatus = Literal[
     "measured", "out_of_memory", "timed_out", "crashed", "unsupported", "non_finite"
 ]

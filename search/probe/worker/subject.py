@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from planner.core.schema.record import Phase
 from planner.core.schema.setting import DEEPSPEED
 from planner.training import building
 from planner.training.building import add_recipe
@@ -42,16 +43,16 @@ class StepPhases:
     one, and passes it to `announce`."""
 
     accumulate: int = 1
-    announce: Callable[[str], None] | None = None
-    current: str = "forward"
+    announce: Callable[[Phase], None] | None = None
+    current: Phase = "forward"
     _micro_steps: int = 0
 
-    def __call__(self, ended: str) -> None:
+    def __call__(self, ended: Phase) -> None:
         self.current = self._next(ended)
         if self.announce is not None:
             self.announce(self.current)
 
-    def _next(self, ended: str) -> str:
+    def _next(self, ended: Phase) -> Phase:
         if ended == "forward":
             return "backward"
         if ended == "backward":
