@@ -29,7 +29,7 @@ _asked: ContextVar[tuple[int, int] | None] = ContextVar("the torch that is asked
 def torch_version() -> tuple[int, int]:
     """(major, minor) of the torch that an estimate is for: `as_of`'s, else the installed one's,
     else `NEWEST_TRIED`."""
-    return _asked.get() or _installed_release() or NEWEST_TRIED
+    return _asked.get() or _release(installed_version("torch")) or NEWEST_TRIED
 
 
 @contextmanager
@@ -41,11 +41,6 @@ def as_of(version: str) -> Iterator[None]:
         yield
     finally:
         _asked.reset(token)
-
-
-@cache
-def _installed_release() -> tuple[int, int] | None:
-    return _release(installed_version("torch"))
 
 
 def why_untried(version: str) -> str | None:
@@ -63,6 +58,7 @@ def why_untried(version: str) -> str | None:
     return None
 
 
+@cache
 def _release(version: str) -> tuple[int, int] | None:
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else None

@@ -719,16 +719,15 @@ class Log:
     """Prints a line for people, and appends one of JSON to OUTPUT/log.jsonl. Only rank 0 does."""
 
     def __init__(self, options: argparse.Namespace, rank: int, steps: int) -> None:
-        self.rank, self.steps = rank, steps
-        self.folder = None if options.synthetic else options.output
+        self.options, self.rank, self.steps = options, rank, steps
 
     def __call__(self, text: str, step: int, epoch: float, **values: float) -> None:
         if self.rank != 0:
             return
         print(f"step {step}/{self.steps}  {text}", flush=True)
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / "log.jsonl").open("a", encoding="utf-8") as lines:
+        if not self.options.synthetic:
+            self.options.output.mkdir(parents=True, exist_ok=True)
+            with (self.options.output / "log.jsonl").open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"step": step, "epoch": epoch, **values}) + "\n")
 
 
