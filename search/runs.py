@@ -90,8 +90,8 @@ def report_estimate(
     gpu: str | Gpu | None = None,
     memory_bytes: int | str | None = None,
     allocator: str | AllocatorConfig | None = None,
-    recorded: bool = False,
     link: str | None = None,
+    recorded: bool = False,
     **overrides: Any,
 ) -> PredictedStep:
     """An estimate with its ledger, for `write_report`; its arguments are `planner.estimate`'s."""

@@ -187,7 +187,7 @@ def test_a_step_fits_until_memory_runs_out() -> None:
 def test_what_was_not_looked_at_is_said() -> None:
     model, setting = resolve(TINY, TrainSetting(attention="eager"))
     assert isinstance(model, SwinConfig)
-    ended = largest_batch(model, setting, find_gpu("h200"), ceiling=100)
+    ended = largest_batch(model, setting, gpu="h200", ceiling=100)
     assert ended is not None
     assert ended.setting.batch_size == 100
     assert "batches above 100 are not looked at" in ended.assumed[-1]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from planner.advice.explaining import (
     Bottleneck,
@@ -76,21 +76,26 @@ class Way:
         }  # fmt: skip
 
 
+Outcome = Literal[
+    "recommended", "adopted", "not needed", "does not pay", "would be faster", "kept",
+    "already in your setting", "left to the library", "not allowed", "not tried", "not available",
+    "in the nearest", "not enough",
+]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class LeverState:
-    """What became of a lever.
+    """What became of a lever, and the `reasons`.
 
-    Its `state` is `recommended`, `adopted` (it costs nothing), `not needed`, `does not pay`, `kept`
-    (by your wish), `already in your setting`, `left to the library`, `not allowed` (it changes the
-    result), `not tried` or `not available`; of a lever that would make the recommended setting
-    faster, why it is not in it; where nothing fits `in the nearest` or `not enough`. `reasons` say
-    why.
+    `adopted` is what costs nothing, `kept` what your wish keeps, `not allowed` what changes the
+    result. A lever that `would be faster` makes the recommended setting faster, and a reason says
+    why it is not in it. Where nothing fits, it is `in the nearest` or `not enough`.
     """
 
     name: str
     effect: Effect
     says: str
-    state: str
+    state: Outcome
     reasons: tuple[str, ...] = ()
 
 
@@ -159,15 +164,15 @@ def advise(
     *,
     gpu: str | Gpu | None = None,
     memory_bytes: int | str | None = None,
+    allocator: str | AllocatorConfig | None = None,
+    link: str | None = None,
+    recorded: bool = False,
     batch_size: int | None = None,
     global_batch: int | None = None,
     keep: Iterable[str] = (),
     allow: Iterable[str] = (),
-    allocator: str | AllocatorConfig | None = None,
-    link: str | None = None,
     epochs: float | None = None,
     images_per_epoch: int | None = None,
-    recorded: bool = False,
     **overrides: Any,
 ) -> Advice:
     """The fastest ways to train `model` in a given memory, from estimates only.
@@ -355,6 +360,7 @@ def _lever_state(
     possible = wish.changes(lever, wish.sample)
     is_refused = sum(len(refusal.values) for refusal in refusals) >= len(possible)
     faster = {treatment.lever: treatment.why for treatment in bottleneck.treatments}
+    state: Outcome
     if lever.effect not in wish.allow:
         option = next(name for name, effect in ALLOWED.items() if effect == lever.effect)
         state, reasons = "not allowed", (f"{EFFECTS[lever.effect]}: --allow {option}",)
@@ -370,7 +376,7 @@ def _lever_state(
     elif lever.name in combinations.adopted:
         state = "adopted"
     elif goes_on and lever.name in faster:
-        state = faster[lever.name]
+        state, reasons = "would be faster", (faster[lever.name],)
     elif lever.role in ("adopt", "either"):
         state = "does not pay"
     else:
@@ -378,7 +384,7 @@ def _lever_state(
     return LeverState(lever.name, lever.effect, lever.says, state, reasons)
 
 
-def _state_without_change(lever: Lever, wish: Wish) -> tuple[str, tuple[str, ...]]:
+def _state_without_change(lever: Lever, wish: Wish) -> tuple[Outcome, tuple[str, ...]]:
     """The state of a lever that changes nothing in this wish, and the reasons."""
     setting = wish.sample.setting
     if lever.name == "allocator" and wish.has_expandable_segments:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from planner.cli.options import Printed, argument, reads, refuse_if, switch
 from planner.cli.rows import RECORDING, Costed, Rows, check_link, read_settings
@@ -148,7 +148,7 @@ def _print_estimates(
 
         scaled = scaling.scaled(estimates, request.target(request.only_gpu))
 
-    def data() -> Any:
+    def data() -> object:
         rows = [{**({"gpu": e.gpu} if is_ranked else {}), **to_json(e)} for e in estimates]
         if scaled:
             rows = [{**to_json(row.estimate), "scaling": row} for row in scaled]
@@ -213,7 +213,7 @@ def _print_largest(
             results.append(find_largest(model, setting, request.target(gpu), length))
     fitting = [result for large in results if (result := large.sure or large.best)]
 
-    def text() -> Any:
+    def text() -> str | Sequence[Part]:
         notes = largest_notes(results)
         if not fitting:
             return "\n".join(notes)

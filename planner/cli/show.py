@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -49,7 +49,7 @@ def say(text: str = "") -> None:
     click.echo(f"{text.removesuffix(body)}{first}{newline}{rest}")
 
 
-def answer(request: Json, data: Any, show: Callable[[], str | Sequence[Part]]) -> None:
+def answer(request: Json, data: object, show: Callable[[], str | Sequence[Part]]) -> None:
     """Print an answer: with --json the `data` (or the result of calling it), else what `show`
     returns."""
     if request.as_json:

@@ -127,8 +127,8 @@ def estimate(
     gpu: str | Gpu | None = None,
     memory_bytes: int | str | None = None,
     allocator: str | AllocatorConfig | None = None,
-    recorded: bool = False,
     link: str | None = None,
+    recorded: bool = False,
     epochs: float | None = None,
     images_per_epoch: int | None = None,
     **overrides: Any,
@@ -142,10 +142,10 @@ def estimate(
       without it the GPU's memory; with neither, `fits` is None.
     - `allocator`: the caching allocator's options; None means those that torch would find in this
       environment.
+    - `link`: what joins several GPUs, as `planner estimate --link` takes it.
     - `recorded`: runs torch's own code on an emulated GPU, once, and keeps the recording. Any model
       but a Swin of native, timm or microsoft is always recorded, and so are their settings that
       have no step on shapes (fp8, ZeRO, most optimizers).
-    - `link`: what joins several GPUs, as `planner estimate --link` takes it.
     - `epochs` of `images_per_epoch` each (None: ImageNet-1k's): the estimate then has a `cost`, the
       time of a whole training on `gpu`.
     - `overrides`: fields of the model or the setting; a `world_size` without a `parallelism` runs

@@ -20,12 +20,13 @@ from planner.throughput.result import TrainingLength
 def largest_batch(
     model: ModelLike,
     setting: SettingLike | None = None,
+    *,
     gpu: str | Gpu | None = None,
     memory_bytes: int | str | None = None,
-    ceiling: int = MAX_SIZE,
     allocator: str | AllocatorConfig | None = None,
-    recorded: bool = False,
     link: str | None = None,
+    recorded: bool = False,
+    ceiling: int = MAX_SIZE,
     surely: bool = False,
     **overrides: Any,
 ) -> Estimate | None:

@@ -4,7 +4,7 @@ timeline, and tables by phase and by module.
 
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -346,12 +346,12 @@ def storages_at_peak(ledger: Ledger, live: LiveBytes) -> list[tuple[str, Categor
 
 def _module_part(alive: Sequence[tuple[str, Category, int]], costs: Sequence[CallPart]) -> doc.Part:
     """The bytes at the peak and the seconds of the step, by module with all that it contains."""
-    sizes, seconds = Counter[str](), Counter[str]()
+    sizes, seconds = Counter[str](), defaultdict[str, float](float)
     for path, _, size in alive:
         sizes.update(dict.fromkeys(enclosing_modules(path), size))
     for cost in costs:
         for module in enclosing_modules(cost.path):
-            seconds[module] += cost.seconds  # type: ignore[assignment]
+            seconds[module] += cost.seconds
     all_bytes = sum(size for _, _, size in alive)
     all_seconds = sum(cost.seconds for cost in costs)
     modules = [
@@ -392,9 +392,9 @@ def _time_chart(costs: Sequence[CallPart], key: str) -> list[doc.Part]:
     """A chart of the step's milliseconds, by phase and kind of operation."""
     if not costs:
         return []
-    sums = Counter[str]()
+    sums = defaultdict[str, float](float)
     for cost in costs:
-        sums[f"{cost.phase}: {cost.kind}"] += 1e3 * cost.seconds  # type: ignore[assignment]
+        sums[f"{cost.phase}: {cost.kind}"] += 1e3 * cost.seconds
     text = "Milliseconds of the step by phase and kind of operation, what takes most first."
-    times = dict(sums.most_common())
+    times = dict(sorted(sums.items(), key=lambda item: -item[1]))
     return [plotting.bar_chart(f"{key}-time", text, times, "milliseconds")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model
 from planner.core.units import format_seconds
@@ -88,16 +88,19 @@ class DeviceProber:
         )  # fmt: skip
 
 
+ProgressKind = Literal["note", "start", "step", "end"]
+
+
 @dataclass(frozen=True)
 class Progress:
-    """An event of a search. Its `kind` is note, start, step or end.
+    """An event of a search.
 
     `phase` is the search's stage, at a step the worker's phase. `probe` counts from 1, of
     `num_probes` (None: no limit). A start has the `deadline_seconds` after which the probe is given
     up, a step the `num_steps` that took `step_seconds` each, an end the `record`. `best` is the
     best so far."""
 
-    kind: str
+    kind: ProgressKind
     text: str = ""
     phase: str = ""
     candidate: Candidate | None = None

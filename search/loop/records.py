@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from planner.core.errors import PlannerError, UsageError, shorten
 from planner.core.files import way_to_write, write_whole
-from planner.core.schema.record import RECORD_FORMAT, MeasurementRecord
+from planner.core.schema.record import RECORD_FORMAT, MeasurementRecord, Recommendation
 
 # Older planners also wrote lines that measure no setting. They begin so, and are skipped.
 OBSERVATION = b'{"observation":'
@@ -218,12 +217,12 @@ def make_folder(path: Path) -> Path:
 class ResultNotWrittenError(PlannerError):
     """The file of a `recommendation` cannot be written."""
 
-    def __init__(self, message: str, way_out: str, recommendation: BaseModel) -> None:
+    def __init__(self, message: str, way_out: str, recommendation: Recommendation) -> None:
         super().__init__(message, way_out)
-        self.recommendation: Any = recommendation
+        self.recommendation = recommendation
 
 
-def write_result(path: Path, recommendation: BaseModel, probes: Path | None = None) -> None:
+def write_result(path: Path, recommendation: Recommendation, probes: Path | None = None) -> None:
     """Writes a recommendation, made of the probes in the file `probes`. Raises
     ResultNotWrittenError."""
     free = f"The probes are in {probes}: free" if probes else "Free"

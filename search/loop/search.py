@@ -18,7 +18,7 @@ from planner.core.schema import MeasurementRecord, Model, SwinConfig, TrainSetti
 from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.libraries.names import find_library
 from search.loop.options import SearchOptions
-from search.loop.prober import OnProgress, Prober, Progress
+from search.loop.prober import OnProgress, Prober, Progress, ProgressKind
 from search.loop.recommend import Summary, recommend
 from search.loop.records import RecordsNotWrittenError
 from search.loop.sampler import PlannerSampler
@@ -283,7 +283,7 @@ class Search:
         return max(end, LEAST_PROBE_SECONDS), True
 
     def _report(
-        self, kind: str, pick: Pick, record: MeasurementRecord | None = None,
+        self, kind: ProgressKind, pick: Pick, record: MeasurementRecord | None = None,
         deadline_seconds: float | None = None,
     ) -> None:  # fmt: skip
         self.on_progress(
