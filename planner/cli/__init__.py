@@ -21,20 +21,15 @@ from planner.core.errors import PlannerError, UsageError, printable, shorten, un
 
 HELP_SETTINGS = {"help_option_names": ["-h", "--help"]}
 COMPLETION = "_PLANNER_COMPLETE"  # click's variable, in which a shell's script asks
-# Words that are not (or no longer) commands, and what to do instead.
+# Words that people take for commands, and for options of this command, and what to do instead.
 REPLACEMENTS = {
     "watch": "Write 'with planner.watch(\"run\") as watch:' around its loop "
     "(docs/troubleshooting.md); 'planner explain train.log' knows what it says there.",
-    "profile": "'planner emit run --for pytorch --output train.py' writes the plain script; "
-    "'python train.py --synthetic --steps 5 --profile DIR' traces it with torch's profiler.",
     "help": "'planner COMMAND --help' explains a command, 'planner --help' lists them.",
     "completion": "'_PLANNER_COMPLETE=bash_source planner' prints the script for bash (or "
     "zsh_source, fish_source).",
 }
 OPTION_HINTS = {
-    "--chrome-trace": "'train.py --profile DIR' of 'planner emit --for pytorch' writes a measured "
-    "one; 'planner report MODEL' draws the predicted step.",
-    **dict.fromkeys(("--plot", "--timeline"), "'planner report MODEL' draws a step as a page."),
     "--snapshot": "'planner emulate --snapshot FILE -- python train.py' keeps torch's own.",
     "--gpu": "This measures the device that is here (--device); 'planner advise MODEL --gpu NAME "
     "--json > x.json' answers for another, and 'planner tune --from x.json' begins there.",

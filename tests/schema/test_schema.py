@@ -74,8 +74,7 @@ def test_a_value_that_no_setting_has_is_refused(field: str, value: object, said:
         parse(TrainSetting, {field: value}, "the setting")
 
 
-def test_a_value_is_shown_short_and_escaped() -> None:
-    assert shorten("a\x1b[0m") == r"'a\x1b[0m'"
+def test_a_value_is_shown_short() -> None:
     assert len(shorten("x" * 10_000)) < 130
     assert "too large" in shorten(10**5000)
 

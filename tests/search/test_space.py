@@ -108,8 +108,6 @@ def test_what_excludes_each_other_is_left_out_with_one_line_for_each_law() -> No
     assert first.startswith("8 settings are left out: ema averages whole weights on each device")
     assert second == "4 settings are left out: the model has 4 stages: frozen_stages is 9."
     # It is refused only where nothing is left.
-    with pytest.raises(UnsupportedError, match="compile_scope is blocks, and compile is off"):
-        asked(compile_scope="blocks")
     with pytest.raises(UnsupportedError, match="9"):
         asked(frozen_stages=9)
 
