@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.configuration import set_hypothesis_home_dir
 
 from planner.ledger.ledger import WORKSPACE_VARIABLE
 from planner.machine.hardware.overheads import LT_VARIABLE
@@ -38,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     settings.register_profile("planner", settings.default, deadline=None, derandomize=True)
     settings.load_profile("planner")
+    set_hypothesis_home_dir(config.rootpath / ".pytest_cache" / "hypothesis")
     for name in (*VARIABLES, WORKSPACE_VARIABLE, LT_VARIABLE):  # an estimate reads them
         os.environ.pop(name, None)
     os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch

@@ -25,15 +25,14 @@ class Host:
     """The machine as this process may use it. Sizes in bytes; None where the system does not say,
     or sets no limit.
 
-    `memory_bytes` and `available_bytes` are those of `memory_room`. This process may run on
-    `usable_cpus`; its control group may take the time of `quota_cpus` processors.
+    `memory_bytes` is all of `memory_room`. This process may run on `usable_cpus`; its control group
+    may take the time of `quota_cpus` processors.
     """
 
     num_cpus: int
     usable_cpus: int
     quota_cpus: float | None = None
     memory_bytes: int | None = None
-    available_bytes: int | None = None
     shared_memory_bytes: int | None = None
     shared_memory_free_bytes: int | None = None
     container: str | None = None
@@ -46,14 +45,12 @@ class Host:
 
 def read_host(root: Path = ROOT) -> Host:
     """This machine; below another `root`, what the files there say."""
-    memory, available = memory_room(root)
     shared, shared_free = _shared_memory(root)
     return Host(
         num_cpus=os.cpu_count() or 1,
         usable_cpus=usable_cores(),
         quota_cpus=_quota(root),
-        memory_bytes=memory,
-        available_bytes=available,
+        memory_bytes=memory_room(root)[0],
         shared_memory_bytes=shared,
         shared_memory_free_bytes=shared_free,
         container=_container(root),

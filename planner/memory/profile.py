@@ -149,7 +149,6 @@ class Instant:
     micro_batch: int
     label: str
     path: str
-    live_bytes: int
     by_category: dict[Category, int]
     largest: tuple[tuple[str, str, int], ...]
 
@@ -360,7 +359,7 @@ def find_instant(ledger: Ledger, event_index: int) -> Instant:
     transient.sort(key=lambda storage: -storage[2])
     moment = _find_live(ledger.template, event_index, has_kept_workspaces())[1]
     largest = tuple(transient[:NUM_LARGEST])
-    return Instant(*moment, sum(by_category.values()), by_category, largest)
+    return Instant(*moment, by_category, largest)
 
 
 def live_storages(ledger: Ledger, event_index: int) -> list[tuple[int, Category, str, str]]:

@@ -17,9 +17,6 @@ from planner.core.errors import PlannerError, UsageError, shorten
 from planner.core.files import way_to_write, write_whole
 from planner.core.schema.record import RECORD_FORMAT, MeasurementRecord, Recommendation
 
-# Older planners also wrote lines that measure no setting. They begin so, and are skipped.
-OBSERVATION = b'{"observation":'
-
 
 @dataclass(frozen=True)
 class RecordFile:
@@ -49,7 +46,7 @@ def read_records(path: Path | str) -> RecordFile:
         raise PlannerError(law, "Allow reading it, or name another --output.") from error
     records: list[MeasurementRecord] = []
     for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.startswith(OBSERVATION):
+        if not line.strip():
             continue
         try:
             records.append(parse_record(line))

@@ -327,7 +327,7 @@ def rank_devices(device: str, setting: TrainSetting) -> tuple[str, ...]:
 
 
 @contextmanager
-def rank_places(size: int, threads: int | None = None) -> Iterator[tuple[protocol.RankPlace, ...]]:
+def rank_places(size: int, threads: int) -> Iterator[tuple[protocol.RankPlace, ...]]:
     """Within, the place of each rank. Ranks find each other by a file in this process's memory: no
     port that somebody else may take, nothing to delete."""
     descriptor = os.memfd_create("planner-world")

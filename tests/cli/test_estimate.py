@@ -151,7 +151,6 @@ def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str)
         (["native:swin_tiny", "--fresh"], 2, "--fresh is for what is recorded"),
         (["native:swin_tiny", "--gpu", "all", "--memory", "1GiB"], 2, "by its own memory"),
         (["native:swin_tiny", "--max-batch", "--batch-size", "8"], 2, "is what --max-batch finds"),
-        (["native:swin_tiny", "--precision", "fp32", "--set", "precision=bf16"], 2, "given twice"),
         (["native:swin_tiny", "--gpu", "t4", "--gpu", "l4"], 2, "--gpu is typed twice"),
         (["train.py"], 2, "planner emulate --gpu NAME -- python train.py"),
         (["resnet50"], 2, "Did you mean timm:resnet50 or torchvision:resnet50?"),

@@ -27,7 +27,6 @@ def test_what_is_no_search_is_said_in_a_few_lines(
     for line, status, said in (
         ("--trials -1", 2, "--trials"),
         ("--headroom -1", 2, "share"),
-        ("--gpus 3 --global-batch 16", 2, "a multiple of 3"),
         ("--gpus 2 --parallelism dpp", 2, "--parallelism: Input should be 'none', 'ddp'"),
         ("--storage=", 2, "--storage has no value"),
         ("--gpu t4", 2, "--from x.json' begins there"),

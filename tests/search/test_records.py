@@ -84,13 +84,6 @@ def test_a_bad_line_ends_the_reading_and_is_reported(tmp_path: Path) -> None:
     assert "newer" in read_records(path).fault
 
 
-def test_what_older_planners_saw_of_a_device_is_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "probes.jsonl"
-    path.write_bytes(b'{"observation":"context","format":1}\n' + format_record(record(1)))
-    found = read_records(path)
-    assert (found.records, found.fault) == ((record(1),), "")
-
-
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     """RLIMIT_FSIZE in a process of its own: a write stops in the middle of a record."""
     path = tmp_path / "probes.jsonl"

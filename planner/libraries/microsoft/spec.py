@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import PlannerError, UnsupportedError, UsageError, shorten
 from planner.core.schema import SwinConfig
+from planner.core.schema.validation import MAX_FAULTS
 from planner.libraries.maps import feature_maps
 from planner.libraries.spec import (
     OWN_FACTORY,
@@ -182,7 +183,6 @@ def _load_file(file: Path) -> ModuleType:
 DEFAULT_DROP_PATH = 0.1
 SECTIONS = {"swin": ("SWIN", 1), "swinv2": ("SWINV2", 2)}
 NUM_CLASSES = {"imagenet": 1000, "imagenet22K": 21841}
-MAX_FAULTS = 20  # in one message
 FIELDS = {
     "PATCH_SIZE": "patch_size",
     "IN_CHANS": "in_channels",

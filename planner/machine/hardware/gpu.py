@@ -272,8 +272,8 @@ def _is_within(words: Iterable[str], name: tuple[str, ...]) -> bool:
     return all(word in rest for word in words)
 
 
-def _nearest_names(text: str, count: int = 3) -> list[str]:
-    """The names with the number of `text`, or else those whose beginning (`h100` of
+def _nearest_names(text: str) -> list[str]:
+    """The three names with the number of `text`, or else those whose beginning (`h100` of
     `h100-sxm-80gb`) resembles it; the most similar first."""
     import difflib  # only a mistyped name pays for it
 
@@ -288,7 +288,7 @@ def _nearest_names(text: str, count: int = 3) -> list[str]:
         has_number = sorted(number) in numbers  # 3900 is a 3090
         scored.append((has_number, score, gpu.name))
     near = [row for row in scored if row[0]] or [row for row in scored if row[1] >= 0.6]
-    return [name for *_, name in sorted(near, key=lambda row: -row[1])[:count]]
+    return [name for *_, name in sorted(near, key=lambda row: -row[1])[:3]]
 
 
 # The precisions of a device.
