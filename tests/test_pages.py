@@ -105,6 +105,8 @@ def test_the_statuses_are_counted() -> None:
     assert set(count) <= {"works", "partly", "absent"}
     said = f"{count['works']} work, {count['partly']} partly, {count['absent']} are absent."
     assert said in " ".join(TEXT.split())
+    assert f"name {len(ROWS)} techniques" in TEXT
+    assert [row[0] for row in ROWS] == [str(n) for n in range(1, len(ROWS) + 1)]
 
 
 COMMANDS = {
