@@ -98,8 +98,7 @@ def torch_peaks(
 ) -> tuple[int, int]:
     """Bytes allocated and reserved of a steady step that nothing watches, in a process of its own.
     Raises PlannerError."""
-    found = recorder.ask("tests.steps:measured_peaks", model, setting, gpu)
-    assert isinstance(found, dict)
+    found = recorder.ask(dict, "tests.steps:measured_peaks", model, setting, gpu)
     return found["allocated"], found["reserved"]
 
 

@@ -8,7 +8,7 @@ from planner.cli.show import answer
 from planner.core.errors import refuse_if, shorten
 from planner.core.files import is_pipe
 from planner.core.terminal import shows_seconds
-from planner.estimation.estimate import default_precision, estimate
+from planner.estimation.estimate import Estimate, default_precision, estimate
 from planner.machine.doctor import install_line, load_facts, read_facts
 from planner.machine.findings import judge
 from planner.report.doctor import facts_text
@@ -71,7 +71,7 @@ def explain(request: ExplainRequest) -> int:
     from planner.programs import explanation
     from planner.report.programs import explanation_text
 
-    plan: object = request.plan
+    plan: str | Estimate | None = request.plan
     gpu, allocator, source = request.gpu, request.allocator, request.source
     law = "a setting needs a model."
     refuse_if(request.fields.flags and not request.model, law, "Name MODEL behind the log.")

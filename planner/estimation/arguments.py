@@ -4,13 +4,14 @@ Every reader raises UsageError where a value has no such form.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from planner.core.errors import UsageError, alternatives, find_word, nearest, refuse_if, shorten
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting, parse
+from planner.core.schema.record import Recommendation
 from planner.core.units import check_memory, parse_bytes
 from planner.libraries.names import override_named, override_swin, resolve_model
 from planner.machine.hardware import find_gpu
@@ -22,8 +23,15 @@ from planner.memory.allocator_config import (
 )
 from planner.recording.recordings import forget_changed
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 ModelLike = str | PathLike[str] | Mapping[str, Any] | Model
 SettingLike = Mapping[str, Any] | TrainSetting
+# A Recommendation, an Estimate or an Advice; their JSON; or the path of a file or a folder of one.
+ResultLike: TypeAlias = (
+    "Recommendation | DataclassInstance | Mapping[str, Any] | Sequence[Any] | str | PathLike[str]"
+)
 # The fields of every kind of model: a Swin's first, then what others have besides.
 MODEL_FIELDS = tuple(
     dict.fromkeys((*SwinConfig.model_fields, *NamedModel.model_fields, *FactoryModel.model_fields))

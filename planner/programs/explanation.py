@@ -30,6 +30,7 @@ from planner.programs.snapshots import NO_STACK, SnapshotReading, read_pickle, r
 
 if TYPE_CHECKING:
     from planner.advice.advice import Advice
+    from planner.estimation.arguments import ResultLike
     from planner.estimation.estimate import Estimate
     from planner.machine.hardware.gpu import Gpu
 
@@ -341,7 +342,7 @@ class Explanation:
 
 def explain(
     source: str | PathLike[str],
-    plan: object = None,
+    plan: ResultLike | None = None,
     *,
     gpu: str | Gpu | None = None,
     allocator: str | None = None,
@@ -349,9 +350,9 @@ def explain(
     """Why a training failed, and what to do.
 
     `source` is a log or a snapshot of torch's allocator, also gzipped, also a pipe; "-" is standard
-    input. `plan` is what you meant to train: an Estimate, a Recommendation, or the file or folder
-    of one. The answer then compares what happened with what was predicted, on `gpu` and with
-    `allocator` where the plan does not name them, and names the ways that free enough memory.
+    input. `plan` is what you meant to train: an Estimate, an Advice, a Recommendation, or the file
+    or folder of one. The answer then compares what happened with what was predicted, on `gpu` and
+    with `allocator` where the plan does not name them, and names the ways that free enough memory.
     Raises UsageError for what cannot be read.
     """
     from planner.estimation.arguments import read_gpu
@@ -415,24 +416,23 @@ def _explain_snapshot(name: str, reading: SnapshotReading) -> Explanation:
 # The comparison with a plan.
 
 
-def _estimate_plan(plan: Any, card: Gpu | None, allocator: str | None) -> Estimate:
+def _estimate_plan(plan: ResultLike, card: Gpu | None, allocator: str | None) -> Estimate:
     from planner.estimation.estimate import Estimate, estimate
     from planner.estimation.predicted import Predicted, is_predicted, read_predicted
     from planner.machine.hardware.gpu import recognise_gpu
-    from planner.trainers.emission import as_result, nothing_fitted, read_json
+    from planner.trainers.emission import as_result, nothing_fitted, read_found
 
-    if isinstance(plan, str | PathLike):
-        data, source = read_json(named_path(plan, "plan"))
-        plan = read_predicted(data, source) if is_predicted(data) else as_result(data, source)
     if isinstance(plan, Estimate):
         return plan
-    if plan.setting is None:
-        raise nothing_fitted("the plan")
-    if isinstance(plan, Predicted):
-        card, allocator = card or plan.gpu, allocator or plan.allocator
+    data, source = read_found(plan, "plan")
+    found = read_predicted(data, source) if is_predicted(data) else as_result(data, source)
+    if found.setting is None:
+        raise nothing_fitted(source)
+    if isinstance(found, Predicted):
+        card, allocator = card or found.gpu, allocator or found.allocator
     else:
-        card = card or recognise_gpu(plan.device.name, plan.device.total_bytes)
-    return estimate(plan.model, plan.setting, gpu=card, allocator=allocator)
+        card = card or recognise_gpu(found.device.name, found.device.total_bytes)
+    return estimate(found.model, found.setting, gpu=card, allocator=allocator)
 
 
 def _compare(explanation: Explanation, predicted: Estimate) -> None:

@@ -21,9 +21,12 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.core.units import format_bytes, format_rate
+
+if TYPE_CHECKING:
+    from planner.estimation.arguments import ResultLike
 
 Batch = TypeVar("Batch")
 EVERY_SECONDS = 60.0
@@ -75,7 +78,7 @@ class Watch:
     """
 
     def __init__(
-        self, plan: object = None, folder: str | PathLike[str] = ".", *,
+        self, plan: ResultLike | None = None, folder: str | PathLike[str] = ".", *,
         every_seconds: float = EVERY_SECONDS, say: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
         self.planned = None if plan is None else read_plan(plan)
@@ -259,15 +262,12 @@ def differences(seen: Seen, planned: Planned | None) -> dict[str, str]:
     return kinds
 
 
-def read_plan(plan: object) -> Planned:
+def read_plan(plan: ResultLike) -> Planned:
     """What a plan expects of one device. Raises UsageError for what is no plan."""
-    from planner.core.files import named_path, to_json
     from planner.estimation.predicted import is_predicted, read_predicted
-    from planner.trainers.emission import as_result, nothing_fitted, read_json
+    from planner.trainers.emission import as_result, nothing_fitted, read_found
 
-    data, source = to_json(plan), "the plan"
-    if isinstance(plan, str | PathLike):
-        data, source = read_json(named_path(plan, "plan"))
+    data, source = read_found(plan, "plan")
     if is_predicted(data):
         predicted = read_predicted(data, source)
         name = predicted.gpu.name if predicted.gpu else predicted.figures.rates_of

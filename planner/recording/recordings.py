@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -43,6 +43,7 @@ from planner.machine.hardware.overheads import overheads_for
 from planner.memory.allocator_config import VARIABLES
 from planner.memory.compiled import has_known_graphs
 
+T = TypeVar("T")
 DEFAULT_CARD = "a100-sxm-80gb"  # whose kernels are taken where no card is named
 LARGE_BYTES = 8 << 40  # of the card that is recorded on: what fits is replayed, not recorded
 # Variables of torch that would change a recording: their effect is replayed instead.
@@ -107,23 +108,21 @@ class RecordingServer:
         self.has_recorded = True
         sizes = [overheads_for(gpu, os.environ).workspace_bytes]
         function = "planner.recording.step:record_ledger"
-        ledger = self.ask(function, model, setting, gpu, deadline, workspace_bytes=sizes)
-        assert isinstance(ledger, Ledger), "made by this very code"
-        return ledger
+        return self.ask(Ledger, function, model, setting, gpu, deadline, workspace_bytes=sizes)
 
     def look_up(self, library: str, name: str) -> dict[str, Any]:
         """The fields of the model that `library` has under a name; the library is imported in a
         fork. Raises PlannerError."""
-        fields = self.ask("planner.libraries.names:look_up_in_process", library=library, name=name)
-        assert isinstance(fields, dict), "made by this very code"
-        return fields
+        function = "planner.libraries.names:look_up_in_process"
+        return self.ask(dict, function, library=library, name=name)
 
     def ask(
-        self, function: str, model: Model | None = None, setting: TrainSetting | None = None,
-        gpu: Gpu | None = None, deadline: float | None = None, **arguments: Any,
-    ) -> Ledger | dict[str, Any]:  # fmt: skip
-        """What `function`, a MODULE:NAME, returns on a card like `gpu`. Raises the PlannerError
-        that it raised, or one that says how its process ended."""
+        self, kind: type[T], function: str, model: Model | None = None,
+        setting: TrainSetting | None = None, gpu: Gpu | None = None, deadline: float | None = None,
+        **arguments: Any,
+    ) -> T:  # fmt: skip
+        """What `function`, a MODULE:NAME, returns on a card like `gpu`: a `kind`. Raises the
+        PlannerError that it raised, or one that says how its process ended."""
         library = str(arguments.get("library", getattr(model, "library", "")))
         with self._lock:
             request = RecordingRequest(
@@ -141,7 +140,7 @@ class RecordingServer:
         result = decode(base64.b64decode(answer), {})
         if isinstance(result, PlannerError):
             raise result
-        assert result is not None, "made by this very code"
+        assert isinstance(result, kind), "made by this very code"
         return result
 
     def _answer(

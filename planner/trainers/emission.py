@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from os import PathLike
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from planner.core import files
-from planner.core.errors import UnsupportedError, UsageError, shorten
+from planner.core.errors import UnsupportedError, UsageError, refuse_if, shorten
 from planner.core.schema import DeviceInfo, FactoryModel, Model, SwinConfig, TrainSetting, parse
 from planner.core.schema.record import RESULT_FORMAT, Recommendation
 from planner.core.schema.setting import COMPILED_FIELDS, foreign_options
@@ -26,6 +26,7 @@ from planner.trainers.plan import Emitted, Plan, Trainer, one_line, refuse
 from planner.trainers.registry import TARGETS, TRAINERS, find_trainer
 
 if TYPE_CHECKING:
+    from planner.estimation.arguments import ResultLike
     from planner.estimation.estimate import Estimate
 
 __all__ = ["TARGETS", "Emitted", "as_result", "emit", "emit_setting", "read_json", "read_result"]
@@ -34,7 +35,7 @@ TASK_TRAINER = "pytorch"  # the only one that trains any task
 
 
 def emit(
-    result: object,
+    result: ResultLike,
     target: str,
     *,
     way: int | None = None,
@@ -58,33 +59,30 @@ def emit(
     UnsupportedError (no setting fits, the trainer cannot express the setting, or it would not fit).
     """
     trainer = find_trainer(target)
-    found, source = _read_found(result)
+    found, source = read_found(result)
     path = PurePath(output) if output is not None else None
     if is_predicted(found):
         predicted = read_predicted(found, source, way)
         plan = _make_predicted_plan(predicted, changes or {}, path)
         is_changed = plan.setting != predicted.setting
         return _emit(trainer, plan, is_changed, _predicted_device(predicted))
-    if way is not None:
-        raise UsageError(f"--way chooses among predicted settings, and {source} was measured.",
-                         "Omit --way.")  # fmt: skip
-    recommendation = found if isinstance(found, Recommendation) else as_result(found, source)
+    law = f"--way chooses among predicted settings, and {source} was measured."
+    refuse_if(way is not None, law, "Omit --way.")
+    recommendation = as_result(found, source)
     plan = _make_measured_plan(recommendation, changes or {}, path)
     is_changed = plan.setting != recommendation.setting
     return _emit(trainer, plan, is_changed, recommendation.device)
 
 
-def _read_found(result: object) -> tuple[Any, str]:
-    """The `result` that `emit` takes, as a Recommendation or parsed JSON, and what to call it in an
-    error. Raises UsageError."""
+def read_found(result: ResultLike, name: str = "result") -> tuple[Any, str]:
+    """The `result` that the argument `name` holds, as a Recommendation or parsed JSON, and what to
+    call it in an error. Raises UsageError."""
+    if isinstance(result, str | PathLike):
+        return read_json(result, name)
     if isinstance(result, Recommendation | Mapping):
-        return result, "result"
-    if isinstance(result, str | Path):
-        return read_json(result)
-    if is_dataclass(result):
-        return files.to_json(result), type(result).__name__
-    if isinstance(result, Sequence):
-        return files.to_json(result), "result"
+        return result, name
+    if is_dataclass(result) or isinstance(result, Sequence):
+        return files.to_json(result), name
     way_out = "Pass what planner.estimate, planner.advise or search.tune returned, or a path."
     raise UsageError(f"{shorten(result)} is no result.", way_out)
 
@@ -189,9 +187,10 @@ def read_result(path: str | PathLike[str]) -> Recommendation:
     return as_result(data, source)
 
 
-def read_json(path: str | PathLike[str]) -> tuple[Any, str]:
-    """The content of a result's file, and the path of that file."""
-    file = files.named_path(path, "result")
+def read_json(path: str | PathLike[str], name: str = "result") -> tuple[Any, str]:
+    """The content of a result's file, which the argument `name` holds, and the path of that
+    file."""
+    file = files.named_path(path, name)
     if file.is_dir():
         file = file / files.TUNE_RESULT
     try:
@@ -218,6 +217,8 @@ def nothing_fitted(source: str) -> UsageError:
 
 def as_result(data: object, source: str) -> Recommendation:
     """The recommendation in parsed JSON that `source` names. Raises UsageError."""
+    if isinstance(data, Recommendation):
+        return data
     if not isinstance(data, Mapping):
         law = f"{source} holds no recommendation: it is not a JSON object."
         raise UsageError(law, "Name the recommendation.json that 'planner tune' wrote.")

@@ -104,6 +104,7 @@ def test_levers_free_what_was_missing_and_the_text_says_so(tmp_path: Path) -> No
     plan = planner.estimate(tiny(), batch_size=256, gpu="rtx 3090")
     found = explain(path, plan)
     assert found.expected is plan
+    assert explain(path, planner.advise(tiny(), batch_size=256, gpu="rtx 3090")).expected
     assert found.relief.needed_bytes == 6 * MIB
     most = plan.device_total_bytes - 6 * MIB
     assert all(way.estimate.device_total_bytes <= most for way in found.relief.advice.ways)
