@@ -1,12 +1,14 @@
-"""Each example runs, as a person would run it."""
+"""Each example runs, as a person would run it; and a line of docs/your-own-model.md does."""
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from planner.core.schema import FactoryModel, TrainSetting
 
@@ -101,3 +103,12 @@ def test_every_example_is_run_here() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
     missing = [file.name for file in EXAMPLES.glob("*.py") if f'"{file.name}"' not in source]
     assert not missing
+
+
+def test_the_queue_of_the_docs_takes_any_number_of_keys() -> None:
+    """Wraps around at the end, so that the step is the same at every batch."""
+    page = EXAMPLES.with_name("docs") / "your-own-model.md"
+    (line,) = re.findall(r"`(queue\[.*?)`", page.read_text(encoding="utf-8"))
+    queue, keys = torch.zeros(1, 10), torch.tensor([[1.0], [2.0], [3.0]])
+    exec(line, {"torch": torch, "queue": queue, "K": 10, "pointer": 8, "n": 3, "keys": keys})
+    assert queue.tolist() == [[3, 0, 0, 0, 0, 0, 0, 0, 1, 2]]

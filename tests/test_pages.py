@@ -8,19 +8,12 @@ from pathlib import Path
 
 import click
 import pytest
-import torch
 from click.testing import CliRunner
 
 from planner.cli import cli
 from planner.core.schema.model import SwinConfig
 from planner.core.schema.setting import Distribution, TrainSetting
 from planner.core.schema.validation import declared_options
-from tests.benchmarks.simulated_worlds import (
-    WORLDS,
-    kept_worlds,
-    quantile,
-    show_worlds,
-)
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (".", "docs", "tests", "tests/truth", "examples")
@@ -134,32 +127,3 @@ def test_a_command_that_shows_what_works_runs(line: str) -> None:
         pytest.importorskip("deepspeed")
     ended = CliRunner().invoke(cli, shlex.split(line)[1:])
     assert ended.exit_code == 0, ended.output
-
-
-# docs/your-own-model.md: its line is one. Its commands run as those of every page.
-
-PAGE = (ROOT / "docs/your-own-model.md").read_text(encoding="utf-8")
-
-
-def test_its_queue_takes_any_number_of_keys() -> None:
-    """Wraps around at the end, so that the step is the same at every batch."""
-    (line,) = re.findall(r"`(queue\[.*?)`", PAGE)
-    queue, keys = torch.zeros(1, 10), torch.tensor([[1.0], [2.0], [3.0]])
-    exec(line, {"torch": torch, "queue": queue, "K": 10, "pointer": 8, "n": 3, "keys": keys})
-    assert queue.tolist() == [[3, 0, 0, 0, 0, 0, 0, 0, 1, 2]]
-
-
-# The kept results of the worlds print as the table that is shown. They stay as they are when the
-# code changes: what it does today, tests/search/test_simulated.py runs.
-
-ABOVE_SIX_PERCENT = {"cliffs"}  # in nine of ten, as docs/tuning.md shows
-
-
-def test_no_world_ends_with_nothing_or_far_below_the_best() -> None:
-    ended = kept_worlds()
-    assert set(ended) == set(WORLDS)
-    assert show_worlds(ended) in (ROOT / "tests/truth/TABLES.md").read_text()
-    for name, found in ended.items():
-        assert not any(each.nothing for each in found), name
-        regrets = [each.regret for each in found]
-        assert (quantile(regrets, 0.9) > 6) == (name in ABOVE_SIX_PERCENT), name

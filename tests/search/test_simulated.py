@@ -6,6 +6,7 @@ whole searches on machines that refuse what is fastest end with the best of the 
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from statistics import median
 
@@ -30,7 +31,15 @@ from tests.benchmarks.simulated_draws import (
     narrow_pair,
 )
 from tests.benchmarks.simulated_physics import RECORDED, planners_physics, record_step, step_seconds
-from tests.benchmarks.simulated_worlds import DESCRIBED, MAX_PROBES, search_device
+from tests.benchmarks.simulated_worlds import (
+    DESCRIBED,
+    MAX_PROBES,
+    WORLDS,
+    kept_worlds,
+    quantile,
+    search_device,
+    show_worlds,
+)  # fmt: skip
 from tests.search.replays import Replay, search_table
 from tests.search.tables import (
     failed,
@@ -178,3 +187,20 @@ def test_where_everything_is_refused_alike_it_ends_after_a_plain_setting() -> No
     assert len(prober.asked) <= SAME_FAILURES + 3, "one in each precision and attention left"
     assert any((s.compile, s.optimizer) == ("off", "adamw") for s in prober.asked)
     assert search.best is None
+
+
+# The kept results of the worlds print as the table that is shown. They stay as they are when the
+# code changes: what it does today, the tests above run.
+
+TABLES = Path(__file__).parents[1] / "truth/TABLES.md"
+ABOVE_SIX_PERCENT = {"cliffs"}  # in nine of ten, as docs/tuning.md shows
+
+
+def test_no_world_ends_with_nothing_or_far_below_the_best() -> None:
+    ended = kept_worlds()
+    assert set(ended) == set(WORLDS)
+    assert show_worlds(ended) in TABLES.read_text()
+    for name, found in ended.items():
+        assert not any(each.nothing for each in found), name
+        regrets = [each.regret for each in found]
+        assert (quantile(regrets, 0.9) > 6) == (name in ABOVE_SIX_PERCENT), name
