@@ -1,4 +1,4 @@
-"""How to train a vision model as fast as the card allows without running out of memory.
+"""Train a vision model as fast as the card allows, without running out of memory.
 
     planner.estimate("timm:swin_tiny_patch4_window7_224", gpu="RTX 3090", batch_size=64)
     planner.advise("timm:swin_base_patch4_window12_384", gpu="RTX 4090", batch_size=256)

@@ -4,7 +4,7 @@
     loader = search.find_loader("pictures")
     search.write_report("tuned", "report.html")
 
-Imported when it is first used, like everything in `planner`.
+Names are imported when they are first used, as in `planner`.
 """
 
 import importlib

@@ -101,24 +101,24 @@ class LeverState:
 
 @dataclass(frozen=True, repr=False)
 class Advice:
-    """What `planner advise` answers. All sizes in bytes, times in seconds, rates in images per
-    second of one device; predicted, nothing measured.
+    """What `planner advise` answers. Sizes are in bytes, times in seconds, rates in images per
+    second of one device; all are predicted.
 
     - `rates_of`: the card whose rates order the ways.
     - `images_per_device_step`: the images of a step on one device, if every way must see as many;
       None where that was free.
     - `as_asked`: the wish as it stands.
-    - `recommended`: the best way that fits; None where nothing does. Of the ways that the rates'
-      uncertainty cannot tell from the fastest, it is one that fits surely, if any does, and whose
-      images of a step are nearest to the wish's.
+    - `recommended`: the best way that fits; None where nothing does. The rates' uncertainty cannot
+      tell some ways from the fastest: among these it fits surely, if any does, and its images of a
+      step are nearest to the wish's.
     - `fastest`: the fastest way by the figures, where that is another.
     - `fastest_sure`: the fastest way whose upper end fits, where the recommended's does not.
-    - `nearest`: where nothing fits, the way that needs least; `missing_bytes` more than there are.
+    - `nearest`: where nothing fits, the way that needs least, which is `missing_bytes` too much.
     - `ways`: the best of each way to save memory, the recommended first and then by speed.
-    - `front`: from fast to small, each the fastest that needs so little, in steps of 5% of the
-      memory and down to 70% of the speed.
+    - `front`: from fast to small, the fastest way for each need, in steps of 5% of the memory and
+      down to 70% of the speed.
     - `waterfall`: leads from `as_asked` to `recommended` (or `nearest`).
-    - `left_out`: what was not looked at.
+    - `left_out`: what it did not try, and why.
     """
 
     computed = ("fits",)
