@@ -30,7 +30,7 @@ REPLACEMENTS = {
     "zsh_source, fish_source).",
 }
 OPTION_HINTS = {
-    "--snapshot": "'planner emulate --snapshot FILE -- python train.py' keeps torch's own.",
+    "--snapshot": "'planner emulate --gpu NAME --snapshot FILE -- python train.py' keeps torch's.",
     "--gpu": "This measures the device that is here (--device); 'planner advise MODEL --gpu NAME "
     "--json > x.json' answers for another, and 'planner tune --from x.json' begins there.",
     "--price-per-hour": "Multiply the hours that --epochs prints by the GPUs and by the price of "
