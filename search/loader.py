@@ -190,8 +190,8 @@ class _LoaderWalk:
             self.notes.append("The files lay in the page cache: a first epoch may be slower.")
         if others > CROWDED * processors:
             self.notes.append(
-                f"Other programs kept {others:.1f} of {processors:g} processors busy: alone "
-                "it loads faster."
+                f"Other programs kept {others:.1f} of {processors:g} processors busy: without "
+                "them it loads faster."
             )
         if not self.has_time():
             self.notes.append("Time ran out: a longer --budget may find more.")

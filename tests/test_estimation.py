@@ -190,4 +190,4 @@ def test_what_was_not_looked_at_is_said() -> None:
     ended = largest_batch(model, setting, gpu="h200", ceiling=100)
     assert ended is not None
     assert ended.setting.batch_size == 100
-    assert "batches above 100 are not looked at" in ended.assumed[-1]
+    assert "batches above 100 are not tried" in ended.assumed[-1]

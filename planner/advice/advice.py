@@ -401,7 +401,7 @@ def _state_without_change(lever: Lever, wish: Wish) -> tuple[Outcome, tuple[str,
 def what_is_left_out(
     wish: Wish, combinations: Combinations, failed: list[PlannerError]
 ) -> Iterator[str]:
-    """A line for each thing that was not looked at."""
+    """A line for each thing that was not tried."""
     if combinations.adopted:
         yield f"ways without {', '.join(combinations.adopted)}, which cost neither memory nor time"
     if failed:

@@ -1,4 +1,4 @@
-"""The space of a wish: which settings are looked at. First the levers that cost nothing by
+"""The space of a wish: which settings are tried. First the levers that cost nothing by
 themselves are adopted; then come all combinations of the others, each at every micro-batch."""
 
 import re
@@ -13,7 +13,7 @@ from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import TrainSetting
 from planner.memory.caching_allocator import SMALL_SEGMENT_BYTES
 
-MAX_MICRO_BATCHES = 12  # looked at for one combination of the other levers
+MAX_MICRO_BATCHES = 12  # tried for one combination of the other levers
 NO_RECORDING = "not recorded: --record tries it"
 LEAST_SAVING = 0.01  # of the bytes, of a change that saves no time: a judgement
 MAX_BATCH = 4096  # a Swin's step is long saturated
@@ -171,7 +171,7 @@ def _possible_changes(wish: Wish, choice: Choice, lever: Lever) -> Iterator[Choi
 
 
 def _is_looked_at(setting: TrainSetting, base: TrainSetting) -> bool:
-    """Whether a combination is looked at. Checkpointing, compilation and the micro-batch are
+    """Whether a combination is tried. Checkpointing, compilation and the micro-batch are
     combined freely; of the other levers one at a time, beside no checkpointing or that of all
     blocks. Levers of one field count as one."""
     changed = setting.differences(base).keys() - _COMBINED
@@ -194,7 +194,7 @@ def micro_batches(wish: Wish, choice: Choice) -> Iterator[Choice]:
 
 
 def _splits(wish: Wish, setting: TrainSetting) -> Iterable[tuple[int, int]]:
-    """(micro-batch, number of micro-batches). A batch of 1 is another step, and looked at only
+    """(micro-batch, number of micro-batches). A batch of 1 is another step, and tried only
     where nothing else divides."""
     if wish.keeps_batch:
         return [(setting.batch_size, setting.accumulate)]

@@ -80,7 +80,7 @@ def largest_that_fits(
     if not largest:
         return None
     estimate = estimate_at(largest)
-    end = [f"batches above {ceiling * unit:,} are not looked at"] if largest == ceiling else []
+    end = [f"batches above {ceiling * unit:,} are not tried"] if largest == ceiling else []
     return replace(estimate, assumed=(*estimate.assumed, *end))
 
 

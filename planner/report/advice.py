@@ -100,7 +100,7 @@ def _merits_text(best: Way, advice: Advice) -> str:
     """The merits of the recommended way, after a comma or in brackets."""
     fastest = advice.fastest
     if fastest is None:
-        return f", the fastest {'of what was looked at' if _unrecorded(advice) else 'found'}"
+        return f", the fastest {'of what was tried' if _unrecorded(advice) else 'found'}"
     merits = []
     if best.estimate.fits_surely and not fastest.estimate.fits_surely:
         merits.append("fits even in the worst case")

@@ -347,7 +347,7 @@ def test_what_has_no_step_is_named_and_nothing_is_called_the_fastest_beside_it(
     )
     found = advise(TINY, gpu="rtx 3090", batch_size=16)
     said = " ".join(advice_text(found).split())
-    assert "Recommended, the fastest of what was looked at: " in said
+    assert "Recommended, the fastest of what was tried: " in said
     budget = "compile's activation memory budget"
     assert f"Not tried without --record (some minutes, once): compile, {budget}." in said
     monkeypatch.undo()
