@@ -8,19 +8,21 @@ nothing that is shown is interpolated.
 from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from planner.advice.interpolation import (
+    FEW_MICRO_BATCHES,
+    Interpolation,
+    extrapolate_to,
+    on_line,
+    scale_like_compiled,
+)
 from planner.advice.wish import SAMPLE_BATCH, Choice, Wish
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import ResolvedSetting, TrainSetting
 from planner.core.schema.setting import DEEPSPEED, GRAPH_MODES
 from planner.estimation.estimate import (
-    Combine,
     Estimate,
-    combined,
-    combined_time,
     estimate_ledger,
-    on_line,
 )
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.ledger.ledger import LEDGER_MICRO_BATCHES, Ledger
@@ -34,8 +36,6 @@ from planner.throughput.result import Throughput, is_slower
 from planner.throughput.timeline import find_exchanges
 
 SMALLEST_BATCH = 8  # estimated where the batch is free, beside SAMPLE_BATCH
-# The numbers of micro-batches that are priced; the times of more are extrapolated from these.
-FEW_MICRO_BATCHES = LEDGER_MICRO_BATCHES, LEDGER_MICRO_BATCHES + 1
 BUDGET_UNKNOWN = "what it saves is known only of a recorded step: 'planner estimate --record'"
 MAX_COMPILED = 4  # steps that are compiled for one answer, each some minutes
 MAX_SECONDS = 900.0  # for all of them
@@ -46,13 +46,6 @@ MAX_LEDGERS = 16  # held at once, each of some 10 MiB
 FRONT_STEP = 0.05
 FRONT_END = 0.7
 DOUBT = 0.05  # the share by which interpolated bytes may be too many: a guess
-
-
-class Interpolation(NamedTuple):
-    """How the figures of a choice follow from those of other choices."""
-
-    combine: Combine
-    choices: tuple[Choice, ...]
 
 
 class Table:
@@ -177,7 +170,7 @@ class Table:
         if interpolation is not None:
             self._interpolated.add(choice)
             estimates = [self.estimate(other) for other in interpolation.choices]
-            return combined(interpolation.combine, setting, estimates)
+            return interpolation.estimate(setting, estimates)
         target, ledger = wish.target_of(choice), self._ledger(setting)
         if target.gpu is None:
             return estimate_ledger(wish.model, setting, ledger, target, self.rates)
@@ -245,7 +238,7 @@ class Table:
         if interpolation is not None:
             self._interpolated.add(choice)
             times = [self._time(other) for other in interpolation.choices]
-            return combined_time(interpolation.combine, setting, times)
+            return interpolation.time(setting, times)
         ledger = self._ledger(setting)
         exchanges = find_exchanges(ledger, setting, self.wish.rates_of, self.wish.target.link)
         return step_time(ledger, setting, self.rates, exchanges)
@@ -274,11 +267,11 @@ class Table:
             return None
         if num_micro_batches > FEW_MICRO_BATCHES[-1]:
             few = tuple(choice.updated({"accumulate": num}) for num in FEW_MICRO_BATCHES)
-            return Interpolation(_extrapolate_to(num_micro_batches), few)
+            return Interpolation(extrapolate_to(num_micro_batches), few)
         if is_scaled:
             eager = {"compile": "off", "activation_memory_budget": 1.0}
             others = choice.updated(eager), low.updated(eager), low
-            return Interpolation(_scale_like_compiled, others)
+            return Interpolation(scale_like_compiled, others)
         if wish.images_per_device_step is None:
             low, high = self._nearest_points(choice, low, high)
         return Interpolation(on_line(low.setting, high.setting, setting), (low, high))
@@ -335,17 +328,6 @@ class Table:
                 self.wish.model, setting, not self.is_on_shapes, self.wish.target.gpu
             )
         return self._ledgers[key]
-
-
-def _extrapolate_to(num_micro_batches: int) -> Combine:
-    """From the seconds of FEW_MICRO_BATCHES to those of more: each takes as long as the last."""
-    num_added = num_micro_batches - FEW_MICRO_BATCHES[0]
-    return lambda fewer, more: fewer + (more - fewer) * num_added
-
-
-def _scale_like_compiled(eager: float, eager_there: float, compiled_there: float) -> float:
-    """A compiled figure: in proportion to the eager one as at the batch that was compiled."""
-    return eager * compiled_there / eager_there if eager_there else compiled_there
 
 
 def _without_batch(choice: Choice) -> Choice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -442,56 +442,3 @@ def _describe_peak(memory: MemoryProfile, setting: TrainSetting) -> str:
     if setting.accumulate > 1 and peak.phase in ("forward", "backward"):
         text += f", micro-batch {peak.micro_batch}"
     return text
-
-
-# The estimate of a step at one batch, from its estimates at others.
-
-Combine = Callable[..., float]  # one figure, from that figure at each of the other batches
-# The figures of an estimate that follow from the batch; the verdict follows from these.
-_BYTES = (
-    "breakdown", "saved_activation_bytes", "peak_live_bytes", "peak_allocated_bytes",
-    "peak_reserved_bytes", "device_total_bytes", "low_bytes", "high_bytes", "live_bytes",
-    "pinned_host_bytes",
-)  # fmt: skip
-
-
-def on_line(low: TrainSetting, high: TrainSetting, setting: TrainSetting) -> Combine:
-    """A figure at the batch of `setting`, from the figure at two batches: on the line through
-    them."""
-    share = (setting.batch_size - low.batch_size) / (high.batch_size - low.batch_size)
-    return lambda a, b: a + (b - a) * share
-
-
-def combined(combine: Combine, setting: TrainSetting, estimates: Sequence[Estimate]) -> Estimate:
-    """The last of `estimates`, without a time and with the bytes that `combine` makes of theirs."""
-    figures = {
-        name: _combine_bytes(combine, *(getattr(e, name) for e in estimates)) for name in _BYTES
-    }
-    return replace(estimates[-1], setting=setting, throughput=None, **figures)
-
-
-def combined_time(
-    combine: Combine, setting: TrainSetting, times: Sequence[Throughput]
-) -> Throughput:
-    """The last of `times`, with the seconds that `combine` makes of theirs, and its parts stretched
-    to them."""
-    base = times[-1]
-    seconds = max(combine(*(time.step_seconds for time in times)), 1e-9)
-    stretch = seconds / base.step_seconds
-    return replace(
-        base,
-        step_seconds=seconds,
-        images_per_second=setting.images_per_device_step / seconds,
-        parts=tuple(part._replace(seconds=part.seconds * stretch) for part in base.parts),
-        matrix_flops=combine(*(time.matrix_flops for time in times)),
-        host_seconds=combine(*(time.host_seconds for time in times)),
-        uncertainty=max(time.uncertainty for time in times),
-    )
-
-
-def _combine_bytes(combine: Combine, *values: Any) -> Any:
-    """Whole bytes, never fewer than 0; of mappings key by key."""
-    if isinstance(values[0], Mapping):
-        keys = dict.fromkeys(key for value in values for key in value)
-        return {k: _combine_bytes(combine, *(value.get(k, 0) for value in values)) for k in keys}
-    return max(0, round(combine(*values)))
