@@ -28,14 +28,14 @@ from planner.memory.allocator_config import AllocatorConfig
 from planner.report.page.contents import Page
 from planner.report.page.rendering import is_page, page_html
 from planner.report.pages import Subject, make_page
-from planner.report.searches import Run, cited_records
+from planner.report.searches import SearchRun, cited_records
 from planner.report.step import PredictedStep
 from planner.report.text import describe_setting
 from planner.trainers.emission import read_result
 from search.loop.records import read_records
 from search.probe.evidence import is_disturbed, is_feasible, rate_interval
 
-ReportTarget = ModelLike | Run | PredictedStep
+ReportTarget = ModelLike | SearchRun | PredictedStep
 _START_BYTES = 2000  # of a file, in which a page says that it is one
 MAX_SUBJECTS = 100  # of one page: more make a table of `planner estimate`
 WHAT_A_RUN_IS = (
@@ -73,7 +73,7 @@ def write_report(
         check_options({"gpu": gpu, **options}, names)
     subjects: list[Subject] = []
     for target in listed:
-        if isinstance(target, Run | PredictedStep):
+        if isinstance(target, SearchRun | PredictedStep):
             subjects.append(target)
         elif isinstance(target, str | os.PathLike) and is_run(os.fspath(target)):
             subjects.append(read_run(os.fspath(target)))
@@ -153,7 +153,7 @@ def check_subjects(subjects: Sequence[Subject]) -> None:
     )
     identities: set[Hashable] = set()
     for subject in subjects:
-        if isinstance(subject, Run):
+        if isinstance(subject, SearchRun):
             identity: Hashable = Path(subject.place).resolve()
             name = f"the run {shorten(subject.place)}"
         else:
@@ -230,7 +230,7 @@ def interval_of(record: MeasurementRecord) -> tuple[float, float] | None:
     return rate_interval(images, record.step_seconds) if record.step_seconds else None
 
 
-def read_run(target: str | Path) -> Run:
+def read_run(target: str | Path) -> SearchRun:
     """The run in a folder or file. Raises UsageError where nothing of it can be read."""
     path = Path(target)
     faults: list[str] = []
@@ -266,7 +266,7 @@ def read_run(target: str | Path) -> Run:
 def make_run(
     place: str, result: Recommendation | None, records: tuple[MeasurementRecord, ...],
     faults: Sequence[str] = (),
-) -> Run:  # fmt: skip
+) -> SearchRun:  # fmt: skip
     """A run with its result; None while it goes on."""
     faults = [*faults]
     if result and not records and (records := cited_records(result)):
@@ -277,7 +277,7 @@ def make_run(
     if records and (mixture := describe_mixture(records)):
         faults.append(mixture)
     disturbed = frozenset(r.probe_id for r in records if is_disturbed(r))
-    run = Run(
+    run = SearchRun(
         place, result, records, result.evidence if result else None, interval_of,
         tuple(faults), disturbed,
     )  # fmt: skip

@@ -39,7 +39,7 @@ def build_real(model: SwinConfig, setting: TrainSetting) -> nn.Module:
     """The library's own module, with the levers of `setting`."""
     import torch
 
-    from planner.training.building import prepare_module, step_setting
+    from planner.training.assembly import prepare_module, step_setting
 
     spec = find_library(model.library)
     resolved = spec.resolve(model, setting)

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (  # noqa: E402
 from planner.core.errors import UnsupportedError  # noqa: E402
 from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
 from planner.libraries.torchvision import declare_missing_operators  # noqa: E402
-from planner.training.building import check_blocks  # noqa: E402
+from planner.training.assembly import check_blocks  # noqa: E402
 from planner.training.levers import (  # noqa: E402
     KeepPolicy,
     checkpoint_model,

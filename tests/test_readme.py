@@ -13,7 +13,7 @@ from textwrap import indent
 import pytest
 
 from planner.core.errors import PlannerError
-from planner.machine.emulated.building import built_libraries
+from planner.machine.emulated.build import built_libraries
 from tests.outputs import PAGES, ROOT, Shown, commands, cut_as, printed_by, run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

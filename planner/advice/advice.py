@@ -5,13 +5,6 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Literal
 
-from planner.advice.explaining import (
-    Bottleneck,
-    WaterfallStep,
-    apply_treatments,
-    find_bottleneck,
-    waterfall,
-)
 from planner.advice.flags import command, device_flags, flags
 from planner.advice.space import (
     NO_RECORDING,
@@ -21,6 +14,13 @@ from planner.advice.space import (
     may_need_resorts,
 )
 from planner.advice.table import Ranking, Table, rank
+from planner.advice.waterfall import (
+    Bottleneck,
+    WaterfallStep,
+    apply_treatments,
+    find_bottleneck,
+    waterfall,
+)
 from planner.advice.wish import (
     ALLOWED,
     EFFECTS,

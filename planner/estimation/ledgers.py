@@ -23,7 +23,7 @@ from planner.step.ranks import is_closed_form
 from planner.step.training import has_step, run_on_shapes
 
 MAX_SHAPE_LEDGERS = 128  # steps on shapes whose ledgers a process keeps
-Request = tuple[Model, ResolvedSetting, Gpu | None]
+StepRequest = tuple[Model, ResolvedSetting, Gpu | None]
 
 
 def step_ledger(
@@ -87,7 +87,7 @@ def is_on_shapes(model: Model, setting: TrainSetting, recorded: bool = False) ->
 
 
 def record_ledgers(
-    requests: Sequence[Request],
+    requests: Sequence[StepRequest],
     say: Callable[[str], None] | None = None,
     limit_seconds: float | None = None,
     recorded: bool = True,

@@ -22,7 +22,7 @@ from planner.libraries.torchvision import declare_missing_operators
 IMAGE_SIZE, SEGMENTATION_SIZE = 224, 512
 # Tokens of a training sequence: BERT's number, or fewer if the model has fewer positions.
 SEQUENCE_LENGTH = 512
-# The endings of the names of classes whose batch is known (`planner.training.tasks.making`).
+# The endings of the names of classes whose batch is known (`planner.training.tasks.lookup`).
 FORMS = (
     "ForImageClassification", "ForVideoClassification", "ForSemanticSegmentation",
     "ForMaskedImageModeling", "ForMaskedLM", "ForCausalLM", "LMHeadModel",

@@ -89,7 +89,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     """All that is read of a machine. `driver_error` says why the driver or one of its cards does
     not answer; `kernel_module` is how NVIDIA's module in the kernel describes itself; `source` is
     where a recorded machine comes from, "" where it was read here."""
@@ -141,12 +141,12 @@ class Facts:
         return self.system.get("platform") == "win32"
 
 
-def read_facts(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> Facts:
+def read_facts(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> MachineFacts:
     """Reads all facts. It takes as many seconds as another process takes to import torch."""
     torch = torch_build.ask_torch(environ)
     # A driver on which torch hangs would hang here as well, where nothing can end it.
     hangs = [why for why in (torch.error, *torch.failed.values()) if "took over" in why]
-    return Facts(
+    return MachineFacts(
         host=read_host(root),
         torch=torch,
         cards=() if hangs else read_cards(),
@@ -217,7 +217,7 @@ def _read_card(gpu: DetectedGpu, device: NvmlDevice, others: Mapping[int, NvmlDe
     )  # fmt: skip
 
 
-def load_facts(path: str | Path) -> Facts:
+def load_facts(path: str | Path) -> MachineFacts:
     """The machine that `planner doctor --json` wrote to a file. Its `source` is that file where it
     names no other. Raises UsageError."""
     from pydantic import TypeAdapter, ValidationError
@@ -229,7 +229,7 @@ def load_facts(path: str | Path) -> Facts:
         raw = answer.get("machine", answer) if isinstance(answer, dict) else {}
         if not isinstance(raw, dict) or raw.get("format") != FACTS_FORMAT:
             raise UsageError(f"{path} holds no machine of this planner's format, {FACTS_FORMAT}.")
-        facts: Facts = TypeAdapter(Facts).validate_python(raw)
+        facts: MachineFacts = TypeAdapter(MachineFacts).validate_python(raw)
     except UsageError as error:
         raise UsageError(error.message, error.way_out or _WAY_OUT) from None
     except ValidationError as error:
@@ -242,7 +242,7 @@ def load_facts(path: str | Path) -> Facts:
     return facts if facts.source else replace(facts, source=str(path))
 
 
-def install_line(facts: Facts) -> str:
+def install_line(facts: MachineFacts) -> str:
     """The line that installs a torch which can use this machine, where the installed one cannot; ""
     where none helps, as on AMD, whose builds are in no table."""
     torch = facts.torch
@@ -261,7 +261,7 @@ def install_line(facts: Facts) -> str:
     return f"{uninstall}pip install {packages} --index-url {torch_build.INDEX}/{build.tag}"
 
 
-def _needs_another_torch(facts: Facts) -> bool:
+def _needs_another_torch(facts: MachineFacts) -> bool:
     """Whether torch is missing, is a CPU build beside a GPU, is built for a CUDA that the driver
     does not run, or has no kernels for a card."""
     torch = facts.torch

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from planner.core.errors import PlannerError, alternatives
 from planner.core.units import GIB, MIB, format_bytes
 from planner.machine import torch_build
-from planner.machine.doctor import Card, Facts
+from planner.machine.doctor import Card, MachineFacts
 from planner.machine.hardware.gpu import DISTURBING_REASONS
 from planner.memory.allocator_config import VARIABLES as ALLOCATOR_VARIABLES
 from planner.memory.allocator_config import parse_allocator_config
@@ -57,7 +57,7 @@ class Finding:
     subject: str = ""
 
 
-def judge(facts: Facts) -> list[Finding]:
+def judge(facts: MachineFacts) -> list[Finding]:
     """All findings, the worst first."""
     findings = [finding for judge_machine in JUDGES for finding in judge_machine(facts)]
     for card in facts.cards:
@@ -66,7 +66,7 @@ def judge(facts: Facts) -> list[Finding]:
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
-def _driver(facts: Facts) -> Findings:
+def _driver(facts: MachineFacts) -> Findings:
     torch, driver, cuda = facts.torch, facts.driver, facts.torch.cuda or ""
     needed = torch_build.minimum_driver(cuda, facts.is_windows)
     too_old = torch_build.driver_runs(driver, cuda, facts.is_windows) is False or (
@@ -83,7 +83,7 @@ def _driver(facts: Facts) -> Findings:
         )  # fmt: skip
 
 
-def what_to_install(facts: Facts, otherwise: str) -> str:
+def what_to_install(facts: MachineFacts, otherwise: str) -> str:
     """The step that installs a published build of torch for this driver; else `otherwise`."""
     build = torch_build.fitting_build(
         facts.driver, facts.capability, facts.torch.version, facts.is_windows
@@ -105,7 +105,7 @@ _SILENT = (
 )  # fmt: skip
 
 
-def _device(facts: Facts) -> Findings:
+def _device(facts: MachineFacts) -> Findings:
     torch, name = facts.torch, "device.none"
     hidden = facts.variables.get("CUDA_VISIBLE_DEVICES", "")
     if facts.driver_error:
@@ -244,7 +244,7 @@ def _pcie(card: Card) -> Findings:
         )  # fmt: skip
 
 
-def _p2p(facts: Facts) -> Findings:
+def _p2p(facts: MachineFacts) -> Findings:
     visible = {card.gpu.index for card in facts.visible}
     pairs = {
         (a.gpu.index, b): why
@@ -263,7 +263,7 @@ def _p2p(facts: Facts) -> Findings:
         )  # fmt: skip
 
 
-def _nvlink(facts: Facts) -> Findings:
+def _nvlink(facts: MachineFacts) -> Findings:
     """A card without any NVLink up may have no bridge, which is no fault."""
     cards = facts.visible if len(facts.visible) > 1 else []
     for card in (card for card in cards if card.nvlinks_up and card.nvlinks_down):
@@ -278,7 +278,7 @@ def _nvlink(facts: Facts) -> Findings:
         )  # fmt: skip
 
 
-def _shared_memory(facts: Facts) -> Findings:
+def _shared_memory(facts: MachineFacts) -> Findings:
     size = facts.host.shared_memory_bytes
     if size is not None and size < GIB:
         yield Finding(
@@ -292,7 +292,7 @@ def _shared_memory(facts: Facts) -> Findings:
         )  # fmt: skip
 
 
-def _quota(facts: Facts) -> Findings:
+def _quota(facts: MachineFacts) -> Findings:
     quota, sees = facts.host.quota_cpus, facts.host.usable_cpus
     if quota is not None and quota < sees:
         fair = max(1, int(quota))
@@ -307,7 +307,7 @@ def _quota(facts: Facts) -> Findings:
         )  # fmt: skip
 
 
-def _container(facts: Facts) -> Findings:
+def _container(facts: MachineFacts) -> Findings:
     torch, variables, name = facts.torch, facts.variables, "container.gpu"
     if not facts.container:
         return
@@ -335,7 +335,7 @@ def _container(facts: Facts) -> Findings:
         )  # fmt: skip
 
 
-def _allocator(facts: Facts) -> Findings:
+def _allocator(facts: MachineFacts) -> Findings:
     variables, name = facts.variables, "settings.allocator"
     given = [v for v in ALLOCATOR_VARIABLES if variables.get(v)]
     if len(given) == 2 and variables[given[0]] != variables[given[1]]:
@@ -395,7 +395,7 @@ SWITCHES = (
 )  # fmt: skip
 
 
-def _switches(facts: Facts) -> Findings:
+def _switches(facts: MachineFacts) -> Findings:
     for variable, values, level, does, cost, of_several in SWITCHES:
         said = facts.variables.get(variable, "")
         if re.fullmatch(values, said) and (len(facts.visible) > 1 or not of_several):
@@ -405,7 +405,7 @@ def _switches(facts: Facts) -> Findings:
             )  # fmt: skip
 
 
-def _torch(facts: Facts) -> Findings:
+def _torch(facts: MachineFacts) -> Findings:
     torch, name = facts.torch, "torch.build"
     if torch.error:
         yield Finding(
@@ -446,7 +446,7 @@ def _torch(facts: Facts) -> Findings:
         )  # fmt: skip
 
 
-def _cudnn(facts: Facts) -> Findings:
+def _cudnn(facts: MachineFacts) -> Findings:
     torch = facts.torch
     if torch.cuda and not torch.error and torch.cudnn_error:
         path = facts.variables.get("LD_LIBRARY_PATH", "not set")
@@ -464,7 +464,7 @@ def _cudnn(facts: Facts) -> Findings:
         )  # fmt: skip
 
 
-JUDGES: tuple[Callable[[Facts], Findings], ...] = (
+JUDGES: tuple[Callable[[MachineFacts], Findings], ...] = (
     _driver, _device, _p2p, _nvlink, _shared_memory, _quota, _container, _allocator, _switches,
     _torch, _cudnn,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""An emulated run: what the processes of the program wrote down (`inside.py`), read and judged."""
+"""An emulated run: what the processes of the program wrote down (`hook.py`), read and judged."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 from planner.core.files import opened_whole, write_output
 from planner.core.units import format_bytes
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
-from planner.programs import inside, snapshots
+from planner.programs import hook, snapshots
 
 BACKWARD = "backward: gradients and temporaries"
 NO_PYTHON = "autograd's own thread, where Python has no stack"
@@ -289,8 +289,8 @@ def growth_rate(steps: Steps, column: int = ALIVE) -> int:
     """The bytes by which a column rises each step; 0 unless it rises evenly over the thirds of the
     steps since SETTLED, by their medians. A column that rose once, as with the copy of an average,
     or that rises ever less, as with pictures of random size, does not."""
-    since = [(entry[0], entry[column]) for entry in steps if entry[0] >= inside.SETTLED]
-    if len(since) < inside.LEAST_STEPS - inside.SETTLED:
+    since = [(entry[0], entry[column]) for entry in steps if entry[0] >= hook.SETTLED_STEP]
+    if len(since) < hook.MIN_GROWTH_STEPS - hook.SETTLED_STEP:
         return 0
     cuts = [len(since) * third // 3 for third in range(4)]
     parts = [since[begin:end] for begin, end in pairwise(cuts)]
@@ -321,7 +321,7 @@ def keep_snapshots(folder: Path, processes: Iterable[EmulatedProcess], path: Pat
     `path`; each rank has its own file. Raises PlannerError where it cannot be written."""
     for process in processes:
         peaks = sorted(folder.glob(f"{process.pid}-peak*"), key=lambda at: at.stat().st_mtime_ns)
-        taken = [*peaks, *folder.glob(f"{process.pid}-{inside.OUT_OF_MEMORY}*")]
+        taken = [*peaks, *folder.glob(f"{process.pid}-{hook.OUT_OF_MEMORY}*")]
         rank = "" if process.rank is None else f"_rank{process.rank}"
         for last in taken[-1:]:
             with opened_whole(last) as packed:
@@ -330,7 +330,7 @@ def keep_snapshots(folder: Path, processes: Iterable[EmulatedProcess], path: Pat
 
 def _snapshot(path: Path, moment: str) -> dict[str, Any]:
     """The snapshot that the process of a record wrote at a moment."""
-    file = path.with_name(f"{path.stem}-{moment}{inside.SNAPSHOT}")
+    file = path.with_name(f"{path.stem}-{moment}{hook.SNAPSHOT}")
     with opened_whole(file) as snapshot:
         return snapshots.read_pickle(snapshot, file.name)
 
@@ -338,7 +338,7 @@ def _snapshot(path: Path, moment: str) -> dict[str, Any]:
 def _process(path: Path, record: dict[str, Any]) -> EmulatedProcess:
     names = "peaks", "out_of_memory", "grown_at", "faults"
     peaks, failed, grown_at, faults = (record.pop(name) for name in names)
-    steps = steps_of(path.with_suffix(inside.STEPPED))
+    steps = steps_of(path.with_suffix(hook.STEPPED))
     more = growth_rate(steps)
     return EmulatedProcess(
         **record, faults=tuple(faults),
@@ -358,7 +358,7 @@ def _growth(path: Path, step: int) -> Growth:
         replace(group, num_bytes=group.num_bytes - settled.get((group.category, group.where), 0))
         for group in now
     ]
-    return Growth(inside.SETTLED, step, tuple(group for group in more if group.num_bytes > 0))
+    return Growth(hook.SETTLED_STEP, step, tuple(group for group in more if group.num_bytes > 0))
 
 
 def _peak(path: Path, device: int, figures: dict[str, Any]) -> DevicePeak:
@@ -368,7 +368,7 @@ def _peak(path: Path, device: int, figures: dict[str, Any]) -> DevicePeak:
 
 
 def _failed(path: Path, figures: dict[str, Any], steps: Steps) -> OutOfMemory:
-    snapshot, device = _snapshot(path, inside.OUT_OF_MEMORY), figures["device"]
+    snapshot, device = _snapshot(path, hook.OUT_OF_MEMORY), figures["device"]
     request = [e for e in snapshot["device_traces"][device] if e["action"] == "oom"][-1]
     return OutOfMemory(
         **figures, grown_bytes=growth_rate([line for line in steps if line[0] < figures["step"]]),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from planner.core.errors import PlannerError
-from planner.machine.emulated.building import built_libraries
+from planner.machine.emulated.build import built_libraries
 from planner.programs.emulated import EmulatedRun
 from planner.programs.running import emulate as run_emulated
 

@@ -23,7 +23,7 @@ from planner.estimation.largest import find_crossing
 from planner.machine import supervisor
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
 from planner.machine.emulated.machine import EMULATED_GPU
-from planner.programs import emulated, inside
+from planner.programs import emulated, hook
 from planner.programs.emulated import EmulatedRun
 from planner.programs.snapshots import EMULATING, SNAPSHOT_ENDINGS
 
@@ -89,12 +89,12 @@ def _run(
         records, site = folder / "records", folder / EMULATING.strip("/")
         records.mkdir()
         site.mkdir()
-        shutil.copy(inside.__file__, site / "sitecustomize.py")
+        shutil.copy(hook.__file__, site / "sitecustomize.py")
         paths = [str(site), *filter(None, [environment.get("PYTHONPATH")])]
         environment |= {
             "PYTHONPATH": os.pathsep.join(paths),
-            inside.FOLDER: str(records),
-            inside.STEPS: str(steps),
+            hook.FOLDER: str(records),
+            hook.STEPS: str(steps),
         }
         look = partial(_report_steps, records, hear)
         is_interrupted, status = False, INTERRUPTED
@@ -102,13 +102,13 @@ def _run(
             status = supervised(words, output, environment=environment, folder=folder, look=look)
         except KeyboardInterrupt:
             is_interrupted = True
-        is_recorded = (records / inside.LOADED).exists()
+        is_recorded = (records / hook.LOADED).exists()
         try:
             processes = emulated.read_processes(records)
         except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
             raise PlannerError(
                 f"what a process of the program wrote down is not whole ({shorten(str(error))}).",
-                f"Does the program write into ${inside.FOLDER}? That folder is ours.",
+                f"Does the program write into ${hook.FOLDER}? That folder is ours.",
             ) from None
         if snapshot is not None:
             emulated.keep_snapshots(records, processes, snapshot)
@@ -192,9 +192,7 @@ def supervised(
 def _report_steps(records: Path, hear: Hear | None) -> None:
     if hear is None:
         return
-    ends = [
-        steps[-1] for p in records.glob(f"*{inside.STEPPED}") if (steps := emulated.steps_of(p))
-    ]
+    ends = [steps[-1] for p in records.glob(f"*{hook.STEPPED}") if (steps := emulated.steps_of(p))]
     hear(
         min((step for step, *_ in ends), default=0), max((used for _, used, *_ in ends), default=0)
     )

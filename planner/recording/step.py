@@ -36,11 +36,11 @@ from planner.recording.history import STREAMS, Entry, Marks, Pools, history, rea
 from planner.recording.operations import Operations, name_requests, place
 from planner.recording.recordings import EMULATED_GPU, HOST, PROBED, RecordingRequest
 from planner.step.ranks import sharding_notes
-from planner.training.building import add_recipe, build_training, float8_notes, local_shard
+from planner.training.assembly import add_recipe, build_training, float8_notes, local_shard
 from planner.training.setting import BUCKET_ELEMENTS
 from planner.training.step import Training
 from planner.training.tasks.contract import all_tensors
-from planner.training.tasks.making import task_for
+from planner.training.tasks.lookup import task_for
 
 Phases = list[tuple[str, list[Event]]]
 MAX_MESSAGE = 240  # characters of an error

@@ -6,12 +6,11 @@ A way is a setting that fits, and a lever one change that may lead to it.
 from collections.abc import Iterable, Iterator
 
 from planner.advice.advice import Advice, Way
-from planner.advice.explaining import Bottleneck, WaterfallStep
 from planner.advice.space import NO_RECORDING
+from planner.advice.waterfall import Bottleneck, WaterfallStep
 from planner.advice.wish import NOT_COMPARED
 from planner.core.units import format_bytes, format_range, format_seconds
-from planner.report import estimates
-from planner.report import time as timing
+from planner.report import estimates, timing
 from planner.report.page import contents as doc
 from planner.report.text import describe_fields, describe_setting
 

@@ -3,17 +3,17 @@
 from collections.abc import Iterator, Sequence
 
 from planner.core.units import format_bytes
-from planner.machine.doctor import Facts, install_line
+from planner.machine.doctor import MachineFacts, install_line
 from planner.machine.findings import LEVELS, NO_GPU, Finding, judge
 from planner.report.page import contents as doc
 from planner.report.text import parts_text
 
 
-def facts_text(facts: Facts) -> str:
+def facts_text(facts: MachineFacts) -> str:
     return parts_text(facts_answer(facts))
 
 
-def facts_answer(facts: Facts) -> list[doc.Part]:
+def facts_answer(facts: MachineFacts) -> list[doc.Part]:
     """The findings on one machine, what to type, its cards, and its other facts."""
     findings = judge(facts)
     parts = [doc.Text(f"A recorded machine: {facts.source}")] if facts.source else []
@@ -56,7 +56,7 @@ def _summary(findings: Sequence[Finding]) -> str:
     return f"{result} Next: 'planner tune MODEL' finds the fastest setting."
 
 
-def _fact_pairs(facts: Facts) -> Iterator[tuple[str, str]]:
+def _fact_pairs(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     torch, host = facts.torch, facts.host
     yield "driver:", facts.driver or "none"
     build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "the CPU"

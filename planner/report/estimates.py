@@ -15,7 +15,7 @@ from planner.core.units import format_bytes, format_range, format_seconds
 from planner.estimation.estimate import Estimate
 from planner.estimation.scaling import Scaled
 from planner.memory.compiled import has_known_graphs
-from planner.report import time as timing
+from planner.report import timing
 from planner.report.page import contents as doc
 from planner.report.text import describe_fields, describe_setting
 from planner.throughput.result import Throughput, is_slower

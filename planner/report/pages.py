@@ -1,6 +1,6 @@
 """The page of one estimate or search, or of several compared.
 
-A subject is one of either: a `PredictedStep` or a `Run`.
+A subject is one of either: a `PredictedStep` or a `SearchRun`.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from planner.machine.hardware import recognise_gpu
 from planner.report.estimates import estimate_verdict, is_shown_as_running, row_names, rows_answer
 from planner.report.page import contents as doc
 from planner.report.page.plotting import bar_chart
-from planner.report.searches import Run, interval_text, progress_text, run_group
+from planner.report.searches import SearchRun, interval_text, progress_text, run_group
 from planner.report.step import PredictedStep, step_group
 from planner.report.text import describe_setting
 
-Subject = PredictedStep | Run
+Subject = PredictedStep | SearchRun
 # A page compares all of its subjects, and shows at most so many one by one: it stays under 5 MB,
 # and readable.
 MAX_GROUPS = 6
@@ -41,9 +41,9 @@ def make_page(subjects: Sequence[Subject], title: str = "") -> doc.Page:
         group = _subject_group(subject, "g1")
         return doc.Page(title or _page_title(subject), [group], make_footer())
     steps = [subject for subject in subjects if isinstance(subject, PredictedStep)]
-    runs = [subject for subject in subjects if isinstance(subject, Run)]
+    runs = [subject for subject in subjects if isinstance(subject, SearchRun)]
     names = iter(row_names([step.estimate for step in steps]))
-    titles = [s.place if isinstance(s, Run) else next(names) for s in subjects]
+    titles = [s.place if isinstance(s, SearchRun) else next(names) for s in subjects]
     groups = [
         _subject_group(subject, f"g{n}", name)
         for n, (subject, name) in enumerate(zip(subjects, titles, strict=True), start=1)
@@ -66,7 +66,7 @@ def make_page(subjects: Sequence[Subject], title: str = "") -> doc.Page:
 
 
 def _subject_group(subject: Subject, key: str, title: str = "") -> doc.Group:
-    if isinstance(subject, Run):
+    if isinstance(subject, SearchRun):
         return run_group(subject, key, title)
     return step_group(subject, key, title)
 
@@ -88,7 +88,7 @@ def add_alternatives(step: PredictedStep) -> PredictedStep:
 
 def _page_title(subject: Subject) -> str:
     """The subject of a page, with the rate of a search, or whether an estimate fits."""
-    if isinstance(subject, Run):
+    if isinstance(subject, SearchRun):
         result, best = subject.result, subject.best
         if result is None or result.setting is None or best is None:
             return f"Search: {subject.place}"
@@ -101,7 +101,7 @@ def _page_title(subject: Subject) -> str:
     return f"{subject.title}: batch {estimate.setting.batch_size} {fits}"
 
 
-def _several_title(steps: Sequence[PredictedStep], runs: Sequence[Run]) -> str:
+def _several_title(steps: Sequence[PredictedStep], runs: Sequence[SearchRun]) -> str:
     counts = [(len(steps), "estimate"), (len(runs), "run")]
     counted = " and ".join(f"{n} {noun}{'s' if n > 1 else ''}" for n, noun in counts if n)
     models = {step.estimate.model.title for step in steps}
@@ -141,7 +141,7 @@ def _compare_steps(steps: Sequence[PredictedStep]) -> list[doc.Section]:
     return [replace(first, key="estimates", parts=[*first.parts, *charts, *folded])]
 
 
-def _compare_runs(runs: Sequence[Run]) -> list[doc.Section]:
+def _compare_runs(runs: Sequence[SearchRun]) -> list[doc.Section]:
     """A row for each search: what it recommends, and where that was measured. The fastest is
     marked."""
     if len(runs) < 2:
@@ -171,7 +171,7 @@ def _compare_runs(runs: Sequence[Run]) -> list[doc.Section]:
     return [doc.Section("runs", "Runs compared", [doc.Table(headers, rows, caption, marked)])]
 
 
-def _compare_predictions(steps: Sequence[PredictedStep], runs: Sequence[Run]) -> doc.Section:
+def _compare_predictions(steps: Sequence[PredictedStep], runs: Sequence[SearchRun]) -> doc.Section:
     """Each estimate beside the probes of the same model and setting."""
     rows: list[list[doc.Cell]] = [
         [

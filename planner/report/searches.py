@@ -34,7 +34,7 @@ _FAR = 1.6
 
 
 @dataclass(frozen=True)
-class Run:
+class SearchRun:
     """A search of settings that is kept at `place`: its `result` (None while it runs), and every
     probe in the order in which they ended. `best` is the recommended probe, or else the best so
     far. `rate_interval` gives the 95% interval of a record's rate. `disturbed` holds the ids of the
@@ -202,7 +202,7 @@ def _compare_probes(
     ]
 
 
-def run_group(run: Run, key: str, title: str = "") -> doc.Group:
+def run_group(run: SearchRun, key: str, title: str = "") -> doc.Group:
     """All sections of a run. `key` is unique on the page: its charts and anchors begin with it."""
     faults: list[doc.Part] = [doc.Text(fault, "warning") for fault in run.faults]
     folded: list[doc.Section] = []
@@ -222,7 +222,7 @@ def run_group(run: Run, key: str, title: str = "") -> doc.Group:
     ])  # fmt: skip
 
 
-def progress_text(run: Run) -> str:
+def progress_text(run: SearchRun) -> str:
     """The fastest probe of a run that recommends nothing (yet)."""
     probes = count_text(len(run.records), "probe")
     if run.best is None:
@@ -232,7 +232,7 @@ def progress_text(run: Run) -> str:
     return f"No recommendation yet. Best of {probes}: {setting}, {rate}, {memory_text(run.best)}."
 
 
-def _tile_facts(run: Run) -> list[doc.Part]:
+def _tile_facts(run: SearchRun) -> list[doc.Part]:
     record, budget = run.best, run.budget_bytes
     if record is None:
         return []
@@ -247,7 +247,7 @@ def _tile_facts(run: Run) -> list[doc.Part]:
     return [doc.Facts(tiles, "tiles")]
 
 
-def _launch_command(run: Run) -> list[doc.Part]:
+def _launch_command(run: SearchRun) -> list[doc.Part]:
     """The commands that start a training with the recommended setting: by the trainer that builds
     the probed library's own model, or else by the plain script."""
     result = run.result
@@ -267,7 +267,7 @@ def _launch_command(run: Run) -> list[doc.Part]:
     return []
 
 
-def _chart_sections(run: Run, key: str) -> list[doc.Section]:
+def _chart_sections(run: SearchRun, key: str) -> list[doc.Section]:
     """Charts of memory against rate, of the probes in order, and of one axis after another."""
     numbers = {id(r): n for n, r in enumerate(run.records, start=1) if r.images_per_second}
     ran = [r for r in run.records if id(r) in numbers]
@@ -368,7 +368,7 @@ def _lines_along(records: Sequence[MeasurementRecord], axis: str) -> list[dict[s
     return [_line_trace(line) for line in lines if len(line) > 1]
 
 
-def _mark_points(run: Run, figure: Any) -> str:
+def _mark_points(run: SearchRun, figure: Any) -> str:
     """Mark the recommended probe and the plain default in `figure`, and draw the memory limit.
     Returns the sentence that names the limit."""
     plain = run.result.baseline if run.result is not None else None
@@ -393,7 +393,7 @@ def _mark_points(run: Run, figure: Any) -> str:
     return f"The memory limit is {format_bytes(run.budget_bytes)}{', far to the right' * is_far}."
 
 
-def _probes_summary(run: Run) -> str:
+def _probes_summary(run: SearchRun) -> str:
     """How many probes there are, how they ended, and how long they took."""
     endings = Counter(end for r in run.records if (end := run.ending_of(r)) != "measured")
     failures = "".join(f", {number} {end}" for end, number in endings.items())
@@ -409,7 +409,7 @@ def _probes_summary(run: Run) -> str:
     )
 
 
-def _probe_table(run: Run) -> doc.Table:
+def _probe_table(run: SearchRun) -> doc.Table:
     headers = ["probe", f"{run.unit}/s (95% range)", f"expected {run.unit}/s", "memory", "expected",
                "setting", "ended", "took (compiling)"]  # fmt: skip
     rows: list[list[doc.Cell]] = [
@@ -433,7 +433,7 @@ def _probe_table(run: Run) -> doc.Table:
     return doc.Table(headers, rows, caption if marked else "Every probe.", marked).compact()
 
 
-def _ending_text(run: Run, record: MeasurementRecord) -> str:
+def _ending_text(run: SearchRun, record: MeasurementRecord) -> str:
     """How, where and why a probe ended: `out of memory in backward: …`."""
     ending = run.ending_of(record)
     phase = f" in {cell_text(record.phase, 40)}" if ending != "measured" and record.phase else ""
@@ -453,7 +453,7 @@ def _rate_cell(rate: float | None, interval: Interval) -> doc.Number:
     return doc.Number(rate, format_rate(rate) + text)
 
 
-def _environment_facts(run: Run) -> list[doc.Part]:
+def _environment_facts(run: SearchRun) -> list[doc.Part]:
     """Where the newest probe ran, what disturbed any probe, and the options of the search."""
     record = run.records[-1]
     device, world = run.result.device if run.result else record.device, record.world

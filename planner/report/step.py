@@ -27,7 +27,7 @@ from planner.report.advice import advice_answer
 from planner.report.estimates import estimate_answer, is_shown_as_running, peak_text
 from planner.report.page import contents as doc
 from planner.report.page import plotting
-from planner.report.time import seconds_and_share
+from planner.report.timing import seconds_and_share
 from planner.throughput.prediction import call_parts
 from planner.throughput.result import CallPart
 

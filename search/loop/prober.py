@@ -95,13 +95,14 @@ ProgressKind = Literal["note", "start", "step", "end"]
 class Progress:
     """An event of a search.
 
-    `phase` is the search's stage, at a step the worker's phase. `probe` counts from 1, of
+    `stage` is the search's, and `phase` at a step the worker's. `probe` counts from 1, of
     `num_probes` (None: no limit). A start has the `deadline_seconds` after which the probe is given
     up, a step the `num_steps` that took `step_seconds` each, an end the `record`. `best` is the
     best so far."""
 
     kind: ProgressKind
     text: str = ""
+    stage: str = ""
     phase: str = ""
     candidate: Candidate | None = None
     probe: int = 0
@@ -123,7 +124,7 @@ def note_taker(on_progress: OnProgress) -> Callable[[str], None]:
 
 
 def progress_line(progress: Progress) -> str:
-    """An event as a line: phase, probe n of N, the setting, what it found, the best so far, the
+    """An event as a line: stage, probe n of N, the setting, what it found, the best so far, the
     time left. "" for a step, which has no line of its own."""
     if progress.kind == "note":
         return progress.text
@@ -131,7 +132,7 @@ def progress_line(progress: Progress) -> str:
         return ""
     of = f" of {progress.num_probes}" if progress.num_probes else ""
     setting = describe_setting(progress.candidate.setting)
-    parts = [f"[{progress.phase}] probe {progress.probe}{of}: {setting}"]
+    parts = [f"[{progress.stage}] probe {progress.probe}{of}: {setting}"]
     if progress.record is not None:
         parts.append(_outcome(progress.record))
     if progress.best is not None:

@@ -19,7 +19,7 @@ from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.libraries.names import find_library
 from search.loop.options import SearchOptions
 from search.loop.prober import OnProgress, Prober, Progress, ProgressKind
-from search.loop.recommend import Summary, recommend
+from search.loop.recommendation import Summary, recommend
 from search.loop.records import RecordsNotWrittenError
 from search.loop.sampler import PlannerSampler
 from search.loop.signals import ending, interruptible
@@ -289,7 +289,7 @@ class Search:
         self.on_progress(
             Progress(
                 kind=kind,
-                phase=pick.stage,
+                stage=pick.stage,
                 candidate=pick.candidate,
                 probe=len(self.records) + (kind == "start"),
                 num_probes=self.limits.trials,

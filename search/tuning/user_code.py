@@ -175,7 +175,7 @@ def answer_for_factory() -> None:
 
     from planner.libraries.factories import make_builder
     from planner.training.tasks import as_task
-    from planner.training.tasks.making import CheckedTask
+    from planner.training.tasks.lookup import CheckedTask
 
     model = FactoryModel.model_validate_json(sys.argv[1])
     try:

@@ -87,7 +87,7 @@ def test_no_line_is_drawn_but_where_a_person_watches(monkeypatch: pytest.MonkeyP
 def test_what_is_drawn_is_no_wider_than_asked_and_no_markup() -> None:
     """rich erases a frame by the height of the one that it drew before; a wrap is a row more."""
     show, setting = Show(is_live=True), TrainSetting(batch_size=8)
-    show.update(Progress("start", phase="[red]a\x1b[2J\r\n\x9bm", candidate=candidate(setting)))
+    show.update(Progress("start", stage="[red]a\x1b[2J\r\n\x9bm", candidate=candidate(setting)))
     whole, *cut = (show.render(width).plain for width in (300, 40, 8))
     assert whole.startswith(r"[[red]a\x1b[2J \x9bm] probe 0: batch 8")
     for text, width in zip(cut, (40, 8), strict=True):

@@ -12,7 +12,7 @@ import pytest
 import planner
 from planner.core.errors import PlannerError
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
-from planner.machine.emulated.building import built_libraries
+from planner.machine.emulated.build import built_libraries
 from planner.programs.emulated import EmulatedRun
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from typing import Any
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 
 ROOT = Path(__file__).parents[2]
-KEPT = Path(__file__).with_name("table.json")
+RECORD_CONFIG = Path(__file__).with_name("table.json")
 CARDS = ("t4", "a100-sxm-80gb", "rtx-3090", "rtx-4090", "h100-sxm-80gb", "b200", "rtx-5090")
 
 
@@ -50,12 +50,12 @@ def as_text(kept: dict[str, Any]) -> str:
 def main(cards: list[str]) -> None:
     for card in cards or CARDS:
         found, _ = run_on(card)
-        kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+        kept = json.loads(RECORD_CONFIG.read_text()) if RECORD_CONFIG.exists() else {}
         rows = kept.setdefault(version("torch").partition("+")[0], {})
         failed = {name: row["failed"] for name, row in found.items() if "failed" in row}
         capability = "{}.{}".format(*emulated_gpu(card).capability)
         rows[capability] = {"programs": len(found), "failed": failed}
-        KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+        RECORD_CONFIG.write_text(json.dumps(kept, indent=1) + "\n")
         print(card, len(found), failed, flush=True)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.units import GIB
-from planner.machine.emulated import EmulatedMachine, building, emulated_gpu, holding, started
-from planner.machine.emulated.building import built_libraries, find_wheels
+from planner.machine.emulated import EmulatedMachine, build, emulated_gpu, holding, started
+from planner.machine.emulated.build import built_libraries, find_wheels
 from planner.machine.emulated.machine import configuration_text
 from planner.machine.hardware import all_gpus
 from tests.emulated.conftest import RTX_3090, Run, answer
@@ -52,7 +52,7 @@ def test_a_torch_without_cuda_is_refused_with_the_line_that_brings_one(tmp_path:
 
 # The emulated libraries in the cache: built once, by whoever comes first.
 
-BUILD = "from planner.machine.emulated.building import built_libraries; print(built_libraries())"
+BUILD = "from planner.machine.emulated.build import built_libraries; print(built_libraries())"
 
 
 @pytest.mark.emulated
@@ -74,7 +74,7 @@ def test_without_a_compiler_it_says_which_package_brings_one(
     libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(building.shutil, "which", lambda name: None)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
     with pytest.raises(PlannerError, match="apt-get install gcc libc6-dev"):
         built_libraries()
 

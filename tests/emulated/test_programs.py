@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
-from planner.machine.emulated.building import architectures
+from planner.machine.emulated.build import architectures
 from planner.machine.torch_build import has_code_for
 from tests.emulated import table
 from tests.emulated.conftest import ROOT
@@ -37,7 +37,7 @@ def test_every_program_runs_on_it(libraries: Path, card: str) -> None:
 
 def test_the_papers_show_the_kept_table() -> None:
     paper = (ROOT / "tests/truth/TABLES.md").read_text()
-    assert table.as_text(json.loads(table.KEPT.read_text())) in paper
+    assert table.as_text(json.loads(table.RECORD_CONFIG.read_text())) in paper
 
 
 def test_a_card_without_kernels_has_those_of_another_and_says_so_once(libraries: Path) -> None:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from planner.machine.doctor import Facts, load_facts
+from planner.machine.doctor import MachineFacts, load_facts
 
 FOLDER = Path(__file__).parent / "machines"
 NAMES = sorted(path.stem for path in FOLDER.iterdir())
@@ -16,7 +16,7 @@ def raw_machine(name: str) -> dict[str, Any]:
     return raw
 
 
-def recorded(name: str) -> Facts:
+def recorded(name: str) -> MachineFacts:
     return load_facts(FOLDER / f"{name}.json")
 
 

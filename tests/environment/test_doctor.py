@@ -16,7 +16,7 @@ from planner.cli import main
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.machine import torch_build
-from planner.machine.doctor import Facts, install_line, load_facts, read_facts
+from planner.machine.doctor import MachineFacts, install_line, load_facts, read_facts
 from planner.machine.findings import CARD_JUDGES, JUDGES, SWITCHES, Finding, judge
 from planner.machine.host import memory_room, read_host
 from planner.machine.torch_build import (
@@ -29,7 +29,7 @@ from planner.report.doctor import facts_text
 from tests.environment.recorded import NAMES, expected, raw_machine, recorded
 
 ROOT = Path(__file__).parents[2]
-machine = TypeAdapter(Facts).validate_python
+machine = TypeAdapter(MachineFacts).validate_python
 
 
 @pytest.mark.parametrize("name", NAMES)

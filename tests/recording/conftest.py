@@ -3,7 +3,7 @@
 import pytest
 
 from planner.core.errors import PlannerError
-from planner.machine.emulated.building import built_libraries
+from planner.machine.emulated.build import built_libraries
 from planner.recording import recordings
 from planner.recording.recordings import RecordingServer
 

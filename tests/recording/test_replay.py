@@ -245,9 +245,9 @@ import json, os, sys, time, torch
 from pydantic import TypeAdapter
 from planner.core.schema import Model, TrainSetting
 from planner.recording.step import steps_until_steady
-from planner.training.building import add_recipe, build_training
+from planner.training.assembly import add_recipe, build_training
 from planner.training.step import Training
-from planner.training.tasks.making import task_for
+from planner.training.tasks.lookup import task_for
 model = TypeAdapter(Model).validate_json(sys.argv[1])
 setting = add_recipe(model, TrainSetting.model_validate_json(sys.argv[2]))
 rank = int(os.environ["LOCAL_RANK"])

@@ -67,7 +67,7 @@ def test_on_a_cpu_the_optimizer_is_the_plain_one() -> None:
     """It is on the host already."""
     import torch
 
-    from planner.training.building import make_optimizers, step_setting
+    from planner.training.assembly import make_optimizers, step_setting
 
     weight = torch.nn.Parameter(torch.zeros(SMALLEST))
     setting = setting_of({"offload_optimizer": BOTH})
@@ -93,7 +93,7 @@ def test_moments_in_8_bits_take_a_quarter_and_each_weight_a_call() -> None:
 
 def test_a_missing_torchao_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from planner.training.building import make_optimizers, step_setting, try_imports
+    from planner.training.assembly import make_optimizers, step_setting, try_imports
     from planner.training.levers import use_float8
 
     setting, weights = setting_of(EIGHT), [torch.nn.Parameter(torch.zeros(2))]

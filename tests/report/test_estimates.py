@@ -20,7 +20,7 @@ from planner.report import text as terminal
 from planner.report.estimates import estimate_answer, verdict_text
 from planner.report.page.contents import Folded, Table, Text
 from planner.report.text import parts_text
-from planner.report.time import bound_text, shares_text, time_parts
+from planner.report.timing import bound_text, shares_text, time_parts
 from planner.throughput.result import Breakdown, Part, Throughput
 from tests.answers import advice_text, estimate_text, rows_text
 

@@ -14,7 +14,7 @@ from planner.report.estimates import differing_fields
 from planner.report.page.contents import Chart, Copyable, Facts, Number, Table, Text
 from planner.report.page.rendering import all_parts, page_html
 from planner.report.pages import is_probe_of, make_page
-from planner.report.searches import Run
+from planner.report.searches import SearchRun
 from planner.report.step import PredictedStep
 from planner.trainers.emission import emit
 from search.loop.options import read_options
@@ -40,24 +40,24 @@ def ended(record: MeasurementRecord, status: str, message: str = "") -> Measurem
     return record.model_copy(update={**FAILED, "status": status, "message": message})
 
 
-def run_of(records: Sequence[MeasurementRecord], name: str = "run") -> Run:
+def run_of(records: Sequence[MeasurementRecord], name: str = "run") -> SearchRun:
     return make_run(name, None, tuple(records))
 
 
-def searched(tmp_path: Path, records: Sequence[MeasurementRecord]) -> Run:
+def searched(tmp_path: Path, records: Sequence[MeasurementRecord]) -> SearchRun:
     leave_run(tmp_path / "run", records, tolerance=0.0, headroom=0.3)
     return read_run(tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def grid(tmp_path_factory: pytest.TempPathFactory) -> SearchRun:
     """The grid that was measured, searched again."""
     records = read_records(GRID).records
     return read_run(leave_run(tmp_path_factory.mktemp("grid"), records))
 
 
 @pytest.fixture(scope="module")
-def trouble(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def trouble(tmp_path_factory: pytest.TempPathFactory) -> SearchRun:
     """An invented search in which probes fail in every way."""
     statuses = ("crashed", "timed_out", "unsupported", "non_finite")
     return searched(tmp_path_factory.mktemp("trouble"), [
@@ -66,28 +66,28 @@ def trouble(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ])  # fmt: skip
 
 
-def html_of(*subjects: PredictedStep | Run) -> str:
+def html_of(*subjects: PredictedStep | SearchRun) -> str:
     return page_html(make_page(subjects))
 
 
-def parts_of(kind: type, *subjects: PredictedStep | Run) -> Iterator[Any]:
+def parts_of(kind: type, *subjects: PredictedStep | SearchRun) -> Iterator[Any]:
     return (part for part in all_parts(make_page(subjects)) if isinstance(part, kind))
 
 
-def traces_of(run: Run, key: str) -> dict[str, Any]:
+def traces_of(run: SearchRun, key: str) -> dict[str, Any]:
     (chart,) = [chart for chart in parts_of(Chart, run) if chart.key.endswith(key)]
     return {trace["name"]: trace for trace in chart.figure.to_plotly_json()["data"]}
 
 
-def said_by(*subjects: PredictedStep | Run) -> str:
+def said_by(*subjects: PredictedStep | SearchRun) -> str:
     return "\n".join(part.text for part in parts_of(Text, *subjects))
 
 
-def table_with(header: str, *subjects: PredictedStep | Run) -> Table:
+def table_with(header: str, *subjects: PredictedStep | SearchRun) -> Table:
     return next(table for table in parts_of(Table, *subjects) if header in table.headers)
 
 
-def test_the_answer_says_setting_rate_memory_and_gain(grid: Run) -> None:
+def test_the_answer_says_setting_rate_memory_and_gain(grid: SearchRun) -> None:
     found, said = grid.result, said_by(grid)
     assert found is not None
     assert found.evidence is not None
@@ -106,7 +106,7 @@ def test_the_answer_says_setting_rate_memory_and_gain(grid: Run) -> None:
 def test_memory_against_rate_has_every_probe_and_the_front(
     name: str, request: pytest.FixtureRequest
 ) -> None:
-    run: Run = request.getfixturevalue(name)
+    run: SearchRun = request.getfixturevalue(name)
     drawn = traces_of(run, "-front")
     points: dict[str, list[tuple[float, float]]] = {
         name: sorted(zip(drawn[name]["x"], drawn[name]["y"], strict=True)) if name in drawn else []
@@ -121,7 +121,7 @@ def test_memory_against_rate_has_every_probe_and_the_front(
     assert all(x * GIB > (run.budget_bytes or 0) for x, _ in points["over the memory limit"])
 
 
-def test_the_table_has_every_probe_with_its_reason(trouble: Run) -> None:
+def test_the_table_has_every_probe_with_its_reason(trouble: SearchRun) -> None:
     table = table_with("ended", trouble)
     for number, (row, record) in enumerate(zip(table.rows, trouble.records, strict=True), 1):
         cells: dict[str, Any] = dict(zip(table.headers, row, strict=True))
@@ -133,7 +133,7 @@ def test_the_table_has_every_probe_with_its_reason(trouble: Run) -> None:
     assert {trouble.records[i].setting for i in table.marked} == {trouble.result.setting}
 
 
-def test_the_options_of_a_search_are_said(grid: Run) -> None:
+def test_the_options_of_a_search_are_said(grid: SearchRun) -> None:
     assert grid.result is not None
     asked = read_options({"restrict": {"precision": "bf16"}, "budget_seconds": 90}).kept
     run = replace(grid, result=grid.result.model_copy(update={"asked": asked}))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner.core.schema import DeviceInfo, MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.core.units import GIB, MIB
-from search.loop.recommend import Summary, recommend
+from search.loop.recommendation import Summary, recommend
 from search.loop.records import read_records
 from search.loop.sampler import PlannerSampler
 from search.loop.search import MAX_CROWDED, MAX_LOST

@@ -10,7 +10,7 @@ from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import Recommendation
 from planner.core.units import GIB
 from search.loop.options import read_options
-from search.loop.recommend import Summary, recommend
+from search.loop.recommendation import Summary, recommend
 from search.loop.signals import ENDINGS
 from search.loop.space import candidate
 from search.loop.study import StudyIdentity

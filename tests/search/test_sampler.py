@@ -321,7 +321,7 @@ def compile_record(setting: TrainSetting, seconds: float) -> MeasurementRecord:
     return make_record(setting).model_copy(update={"compile_seconds": seconds})
 
 
-STALE = Expected(phase="search", basis="probes", images_per_second=(1.0, 2.0, 3.0))
+STALE = Expected(stage="search", basis="probes", images_per_second=(1.0, 2.0, 3.0))
 REPLAY = Replay([r.model_copy(update={"expected": STALE}) for r in invented_table()])
 
 
@@ -332,9 +332,9 @@ def test_it_stamps_what_this_search_expected_and_not_what_another_did() -> None:
     assert len(records) >= 3
     assert all(r.expected is not None and r.expected != STALE for r in records)
     first, *others = (r.expected for r in records if r.expected)
-    assert (first.phase, first.basis) == ("calibrate", "prior")
+    assert (first.stage, first.basis) == ("calibrate", "prior")
     assert {e.basis for e in others} == {"probes"}
-    assert {e.phase for e in others} <= {"search", "repeat", "baseline"}
+    assert {e.stage for e in others} <= {"search", "repeat", "baseline"}
     for expected in (first, *others):
         for low, middle, high in (expected.images_per_second, expected.used_bytes):
             assert low < middle < high

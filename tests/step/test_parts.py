@@ -129,7 +129,7 @@ def test_the_weights_are_those_of_one_step_after_backward(backend: str | None) -
     """Bit for bit, eager and compiled: hooks run after a compiled backward as after any."""
     import torch
 
-    from planner.training.building import build_training
+    from planner.training.assembly import build_training
     from planner.training.step import Training
     from planner.training.tasks import as_task
 

@@ -17,7 +17,7 @@ from planner.step.engine import AutocastScope
 from planner.step.nn import Linear
 from planner.step.tensor import Device, empty
 from planner.step.training import FAMILIES
-from planner.training.building import make_optimizers, step_setting
+from planner.training.assembly import make_optimizers, step_setting
 from tests.steps import (
     Changes,
     assert_equal_to_torch,

@@ -22,7 +22,7 @@ from planner.core.schema import MeasurementRecord, NamedModel, TrainSetting
 from planner.ledger.ledger import Computed, Operation, OperationKind
 from planner.machine.hardware import all_gpus, find_gpu
 from planner.machine.hardware.gpu import Gpu
-from planner.report.time import hours_text
+from planner.report.timing import hours_text
 from planner.throughput.fusion import find_regions, fuse_operations
 from planner.throughput.prediction import device_seconds, predict_step
 from planner.throughput.rates import (
@@ -86,7 +86,7 @@ LAWS: list[tuple[str, Computed, float, dict[str, object], dict[str, float]]] = [
     ("forward", matmul(1e10), 10, {"precision": "fp32"}, {}),
     ("forward", matmul(1e10), 2, {"precision": "tf32"}, {}),
     ("forward", matmul(1e10, dtype="bfloat16"), 1, {"precision": "bf16"}, {}),
-    # Convolutions of fp32 tensors run in TF32 unless fp32 was asked for (training/building.py).
+    # Convolutions of fp32 tensors run in TF32 unless fp32 was asked for (training/assembly.py).
     ("forward", CONV, 20, {"precision": "fp32"}, {}),
     ("forward", CONV, 4, {"precision": "tf32"}, {}),
     ("forward", CONV, 4, {"precision": "bf16"}, {}),

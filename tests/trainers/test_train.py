@@ -19,7 +19,7 @@ from planner.trainers.block import BEGINS, ENDS  # noqa: E402
 from planner.trainers.emission import emit_setting  # noqa: E402
 from planner.trainers.plan import Emitted  # noqa: E402
 from planner.training import levers, train  # noqa: E402
-from planner.training.building import build_training, step_setting  # noqa: E402
+from planner.training.assembly import build_training, step_setting  # noqa: E402
 from planner.training.setting import FOLDER, step_values, train_source  # noqa: E402
 from planner.training.step import Training  # noqa: E402
 from planner.training.tasks import as_task  # noqa: E402

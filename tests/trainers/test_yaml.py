@@ -113,7 +113,7 @@ def test_every_key_is_an_argument_of_train_py() -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_optimizer_is_the_one_that_was_probed(optimizer: str) -> None:
-    from planner.training.building import make_optimizers, step_setting
+    from planner.training.assembly import make_optimizers, step_setting
 
     found = values(tiny("timm"), optimizer=optimizer)
     weights = [torch.nn.Parameter(torch.zeros(4, 4))]

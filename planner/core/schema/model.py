@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from planner.core.errors import Fault
-from planner.core.schema.validation import KEPT, Checked, Option
+from planner.core.schema.validation import RECORD_CONFIG, Checked, Option
 
 Library = Literal["native", "timm", "microsoft"]
 SWIN_LIBRARIES: tuple[Library, ...] = get_args(Library)
@@ -200,7 +200,7 @@ class NamedModel(BaseModel):
       `sequence_length` (tokens) of a vision model, the `num_frames` of a model of single images.
     """
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
     library: NamedLibrary
     name: Name
@@ -230,7 +230,7 @@ class FactoryModel(BaseModel):
     module from images to logits. A factory that returns a `Task` makes its own batch.
     """
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
     factory: str
     image_size: ImageSize = (224, 224)

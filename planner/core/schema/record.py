@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from planner.core.schema.model import Model, unit_of
 from planner.core.schema.setting import TrainSetting
-from planner.core.schema.validation import KEPT, UNIT, Int64
+from planner.core.schema.validation import RECORD_CONFIG, UNIT, Int64
 from planner.core.units import MIB
 
 Range = tuple[float, float, float]
@@ -25,9 +25,9 @@ class Expected(BaseModel):
     probability of staying within the memory that the search allows; None without a limit.
     """
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
-    phase: str
+    stage: str
     basis: Literal["prior", "probes"]
     images_per_second: Range | None = None
     used_bytes: Range | None = None
@@ -38,7 +38,7 @@ class WorldInfo(BaseModel):
     """The ranks of one probe: `world_size` in all, as many on each of `nodes`. `backend` carried
     the gradients."""
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
     world_size: Int64
     nodes: Int64 = 1
@@ -49,7 +49,7 @@ class RankRecord(BaseModel):
     """What one rank measured: the median of its own steps, and its own peaks in bytes. Ranks wait
     for each other in every step, so their steps take the same time."""
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
     rank: Int64
     device: str
@@ -82,7 +82,7 @@ class DeviceInfo(BaseModel):
     one; `uuid` is the driver's name of this very card. `emulated`: torch's own CUDA code ran on no
     GPU (`planner.machine.emulated`), so that the bytes are torch's, and the times mean nothing."""
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
     kind: Literal["cuda", "cpu"]
     name: str
@@ -126,7 +126,7 @@ def _may_equal(a: object, b: object) -> bool:
 class Spread(BaseModel):
     """The least, the median and the most of several readings of one figure."""
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
     least: float
     median: float
@@ -142,7 +142,7 @@ class Clocks(BaseModel):
     was read or written.
     """
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
     sm_mhz: Int64 | None = None
     sm_max_mhz: Int64 | None = None
@@ -171,7 +171,7 @@ class MeasurementRecord(BaseModel):
     and `ranks` has them one by one.
     """
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
     format: Int64 = RECORD_FORMAT
     probe_id: str = Field(default="", description="unique; one probe is counted once by it")
@@ -286,7 +286,7 @@ class LoaderSetting(BaseModel):
     `workers` the training process loads by itself and prefetches nothing. `batch_size` is the
     micro-batch."""
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
     pipeline: Pipeline = "torchvision"
     batch_size: Annotated[int, Field(ge=1)] = 64
@@ -320,7 +320,7 @@ class LoaderRun(BaseModel):
     """One loader measured by itself, in a steady state. `cpu_seconds` are those of all its
     processes for one image; its start took `first_batch_seconds`."""
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
     setting: LoaderSetting
     images_per_second: float = Field(gt=0)
@@ -334,7 +334,7 @@ class DataResult(BaseModel):
     hold.
     """
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
     location: str
     num_items: Int64 | None = None
@@ -361,7 +361,7 @@ class Feeding(BaseModel):
     `images_per_second` and `waited` (the share of the time in which the device waited for batches)
     are None where the script did not run to its end; then a note says why."""
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
     data: DataResult
     steps: Int64 = 0
@@ -397,7 +397,7 @@ class Recommendation(BaseModel):
     measured; `gain` is the recommendation's rate over the baseline's.
     """
 
-    model_config = KEPT
+    model_config = RECORD_CONFIG
 
     format: Int64 = RESULT_FORMAT
     status: Literal["recommended", "nothing_fits"]

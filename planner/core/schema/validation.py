@@ -15,7 +15,7 @@ from planner.core.errors import Fault, UsageError, find_word, nearest, shorten, 
 
 # A record's validator is built when it is first used: reading one is not on the way of an estimate,
 # which must answer at once. Infinity and what is no number are no measurement.
-KEPT = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+RECORD_CONFIG = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # there is no more of anything
 # A task's word for an item of its batch: it stands in scripts that `planner emit` writes.
 UNIT = r"^[A-Za-z][A-Za-z0-9 _-]{0,39}$"

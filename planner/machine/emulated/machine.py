@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from planner.core.errors import PlannerError, UnsupportedError, UsageError, shorten
 from planner.core.torch_version import installed_version
 from planner.core.units import MIB
-from planner.machine.emulated.building import NVML_FOLDER, PARTS, architectures, built_libraries
+from planner.machine.emulated.build import NVML_FOLDER, PARTS, architectures, built_libraries
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import CONTEXT_BYTES
 from planner.machine.torch_build import INDEX, fitting_build, has_code_for, version_text

@@ -192,8 +192,8 @@ def _workspace_basis(gpu: Gpu | None, num_bytes: int, environment: Mapping[str, 
 FEWEST_BYTES = 2 * 12 * MIB
 # Quoted, of one communicator: 544 to 688 MB on 4 A100s (issue 964 of NVIDIA/nccl), 1.06 GB on 8
 # H100s (issue 1685). It grows with the channels, which NVLink has more of than PCIe.
-UP_TO_FOUR = (616_000_000, 688_000_000)
-MORE = (1_060_000_000, 1_060_000_000)
+COMMUNICATOR_BYTES_UP_TO_FOUR = (616_000_000, 688_000_000)
+COMMUNICATOR_BYTES_ABOVE_FOUR = (1_060_000_000, 1_060_000_000)
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,9 @@ def communication_memory(setting: TrainSetting) -> CommunicatorBytes:
     if setting.world_size == 1 or setting.parallelism == "none":
         return CommunicatorBytes()
     count = 2 if setting.parallelism == "hsdp" else 1
-    assumed, high = UP_TO_FOUR if setting.world_size <= 4 else MORE
+    assumed, high = (
+        COMMUNICATOR_BYTES_UP_TO_FOUR if setting.world_size <= 4 else COMMUNICATOR_BYTES_ABOVE_FOUR
+    )
     low, assumed, high = (count * figure for figure in (FEWEST_BYTES, assumed, high))
     several = f"{count} communicators" if count > 1 else "one communicator"
     basis = (

@@ -24,7 +24,7 @@ This package needs torch.
 from planner.core.errors import ContractError
 from planner.training.tasks.contract import Task
 from planner.training.tasks.example import from_collator, from_example, from_lightning
-from planner.training.tasks.making import as_task, load_task, task_for
+from planner.training.tasks.lookup import as_task, load_task, task_for
 
 __all__ = [
     "ContractError",

@@ -208,7 +208,7 @@ class Posterior:
         seconds_sd = hypot(predicted.log_seconds_sd[index], slower_sd, REPEAT_SD)
         log_bytes, bytes_sd = self.bytes.predict(np.array([index]))
         return Expected(
-            phase=stage,
+            stage=stage,
             basis="probes" if self.records else "prior",
             images_per_second=log_normal(log_rate, seconds_sd),
             used_bytes=log_normal(float(log_bytes[0]), hypot(bytes_sd[0], MEMORY_SD)),

@@ -3,7 +3,8 @@
 Only the worker imports this: a process forked from one that has imported torch. It trains, answers
 on a channel of its own and waits until the tuner ends it. What user code prints goes to standard
 output and error and cannot reach the channel. Any failure of the model ends as an outcome, never
-as an exception. First `measure`, then `Run` in the order of its steps, then `work`, the process.
+as an exception. First `measure`, then `ProbeRun` in the order of its steps, then `work`, the
+process.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from planner.core.schema import FactoryModel, ProbeStatus
 from planner.core.schema.setting import GRAPH_MODES
 from planner.core.units import format_bytes
 from planner.machine.emulated import is_emulated
-from planner.training.building import local_shard, set_precision
+from planner.training.assembly import local_shard, set_precision
 from planner.training.step import Training
 from planner.training.tasks.contract import WRITE_A_TASK
-from planner.training.tasks.making import CheckedTask
+from planner.training.tasks.lookup import CheckedTask
 from search.probe import protocol
 from search.probe.evidence import HURRIED, QuietWatch, StopRule
 from search.probe.worker import subject, verdict
@@ -57,7 +58,7 @@ def measure(
     """Carries out one probe, or one rank of it, until `deadline` (an instant of `time.monotonic`),
     and returns how it ended. A failure is described outside of its handler: its traceback holds
     frames, and so tensors."""
-    run = Run(request, deadline, report, place=place)
+    run = ProbeRun(request, deadline, report, place=place)
     try:
         return run.carry_out()
     except (Exception, SystemExit, KeyboardInterrupt) as error:
@@ -81,7 +82,7 @@ def measure(
     )
 
 
-def _find_phase(error: BaseException, run: Run, status: ProbeStatus) -> str:
+def _find_phase(error: BaseException, run: ProbeRun, status: ProbeStatus) -> str:
     """The phase in which `error` ended the run."""
     chain = list(verdict.error_chain(error))
     if status == "unsupported" and any(isinstance(link, ContractError) for link in chain):
@@ -92,7 +93,7 @@ def _find_phase(error: BaseException, run: Run, status: ProbeStatus) -> str:
 
 
 @dataclass
-class Run:
+class ProbeRun:
     """One probe, with what it has learned so far: the outcome of a failure reports that too."""
 
     request: protocol.ProbeRequest

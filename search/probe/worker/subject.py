@@ -18,8 +18,8 @@ from torch import Tensor, distributed, nn
 
 from planner.core.schema.record import Phase
 from planner.core.schema.setting import DEEPSPEED
-from planner.training import building
-from planner.training.building import add_recipe
+from planner.training import assembly
+from planner.training.assembly import add_recipe
 from planner.training.step import Training
 from planner.training.tasks import task_for
 from search.probe.protocol import ProbeRequest, RankPlace, backend_of
@@ -82,7 +82,7 @@ def build_training(request: ProbeRequest) -> WatchedTraining:
     """Builds the module of the request on its device, with its optimizer, batch and compiler."""
     setting, device = add_recipe(request.model, request.setting), torch.device(request.device)
     task = task_for(request.model, setting)
-    return building.build_training(WatchedTraining, task, request.model, setting, device)
+    return assembly.build_training(WatchedTraining, task, request.model, setting, device)
 
 
 # Longer than any probe: a rank that waits is ended by the tuner's deadline, not by a collective's.

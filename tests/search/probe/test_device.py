@@ -15,7 +15,7 @@ from planner.core.errors import UsageError
 from planner.core.schema import DeviceInfo, TrainSetting
 from planner.core.units import GIB, MIB
 from planner.machine import nvml
-from planner.machine.doctor import Card, Facts, read_cards
+from planner.machine.doctor import Card, MachineFacts, read_cards
 from planner.machine.emulated import EmulatedMachine, holding, started
 from planner.machine.findings import judge
 from planner.machine.hardware.overheads import CONTEXT_BYTES
@@ -296,7 +296,7 @@ def read(monkeypatch: pytest.MonkeyPatch, words: str) -> tuple[Card, ...]:
 
 
 def names(cards: tuple[Card, ...]) -> list[str]:
-    facts: Facts = replace(recorded("h200"), cards=cards)
+    facts: MachineFacts = replace(recorded("h200"), cards=cards)
     return sorted({finding.name for finding in judge(facts)})
 
 

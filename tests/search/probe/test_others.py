@@ -14,7 +14,7 @@ from planner.core.errors import UnsupportedError
 from planner.core.schema import DeviceInfo, FactoryModel, TrainSetting
 from planner.core.units import GIB, MIB
 from planner.training import zero
-from planner.training.building import set_precision
+from planner.training.assembly import set_precision
 from search.probe import parent
 from search.probe.device import MemoryInUse
 from search.probe.parent import merge_ranks, run_probe

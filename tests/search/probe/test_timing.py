@@ -123,7 +123,7 @@ class Device(meter.CpuMeter):
 
 def test_steps_are_timed_back_to_back_with_two_in_flight(report: Report) -> None:
     asked = request(min_steps=50, max_steps=50)
-    run = measure.Run(asked, math.inf, report)
+    run = measure.ProbeRun(asked, math.inf, report)
     steps: Any = Steps(1.0)
     device = Device(steps.log)
     samples = run._time_steps(steps, device, StopRule(asked, math.inf, math.inf))
@@ -148,7 +148,7 @@ def test_gpu_is_warmed_by_time(
 ) -> None:  # fmt: skip
     training: Any = Steps(step_seconds)
     monkeypatch.setattr(measure, "time", training)
-    run = measure.Run(request(**fields), deadline, report)
+    run = measure.ProbeRun(request(**fields), deadline, report)
     run._settle_device(training, Device(training.log), warm_seconds)
     assert (training.log, run.flags) == (["step"] * steps, [])
 
@@ -161,7 +161,7 @@ def test_warm_up_leaves_time_for_a_sample(
     training: Any = Steps(1.0)
     monkeypatch.setattr(measure, "time", training)
     monkeypatch.setattr(evidence, "time", training)
-    run = measure.Run(request("cpu"), deadline, report)
+    run = measure.ProbeRun(request("cpu"), deadline, report)
     assert len(run._warm_up(training, meter.CpuMeter())) == steps
     assert [HURRIED in flag for flag in run.flags] == [True] * (steps < 2)
 
@@ -176,7 +176,7 @@ def test_compilers_leftovers_go_before_timing(
         monkeypatch.setattr(
             measure.verdict, "end_workers", lambda log=training.log: log.append("end") or []
         )
-        run = measure.Run(request(compiled=True), 1e9, report)
+        run = measure.ProbeRun(request(compiled=True), 1e9, report)
         run._settle_device(training, Device(training.log, before * GIB, 3 * GIB), 0.0)
         assert (training.log, run.flags) == (["end", "release", "step", "step"], flags)
 

@@ -31,17 +31,19 @@ from typing import Any
 
 FOLDER, STEPS = (f"PLANNER_EMULATE_{name}" for name in ("FOLDER", "STEPS"))
 MAX_EVENTS = 400_000  # of the allocator's history, more than a step has
-MORE = 17 / 16  # how much higher than the last a peak is, after the first steps, that is written
+PEAK_RISE = (
+    17 / 16
+)  # how much higher than the last a peak is, after the first steps, that is written
 MAX_FRAMES = 80  # of a stack: the user's own come last, after a trainer's
-SETTLED = 3  # from this step's end on, what is alive should not grow
+SETTLED_STEP = 3  # from this step's end on, what is alive should not grow
 # How the names of files end: a process's steps, a line each (step, the most bytes that it used of a
 # device, requested bytes that are alive, bytes reserved), and snapshots, named by their moment.
 STEPPED, SNAPSHOT = ".step", ".pickle.gz"
 OUT_OF_MEMORY = "out-of-memory"
 LOADED = "loaded"  # the file that exists once a Python of the program has loaded this one
-LEAST_STEPS = 8  # before growth is looked for
+MIN_GROWTH_STEPS = 8  # before growth is looked for
 MAX_ERROR = 600  # characters of the error that ended the program
-MOST_CAUGHT = 3  # times that a program may catch its end, as with a bare `except:`
+MAX_CAUGHT_EXITS = 3  # times that a program may catch its end, as with a bare `except:`
 ENDING_SECONDS = 30.0  # that threads and workers of a program get to end
 RANKS = "RANK", "LOCAL_RANK"  # torchrun sets both, Lightning the second
 WITH_GLOO = "cpu:gloo,cuda:nccl"  # a backend of torch.distributed
@@ -135,10 +137,10 @@ class Record:
         reserved = sum(map(cuda.memory_reserved, devices))
         with (self.folder / f"{self.pid}{STEPPED}").open("a") as file:
             file.write(f"{step} {used} {alive} {reserved}\n")
-        if step == SETTLED:
+        if step == SETTLED_STEP:
             self.settled_bytes = alive
             self.dump("settled")
-        elif alive > self.settled_bytes and step >= LEAST_STEPS and step & (step - 1) == 0:
+        elif alive > self.settled_bytes and step >= MIN_GROWTH_STEPS and step & (step - 1) == 0:
             self.values["grown_at"] = step
             self.dump("grown")
         self.write()
@@ -177,8 +179,8 @@ class Record:
                 step = self.values["steps"] + is_end
                 peak.update(allocated_bytes=allocated, step=step)
             dumped = self.dumped.get(device, 0)
-            is_due = is_end or self.values["steps"] <= SETTLED
-            if peak["allocated_bytes"] > (dumped if is_due else dumped * MORE):
+            is_due = is_end or self.values["steps"] <= SETTLED_STEP
+            if peak["allocated_bytes"] > (dumped if is_due else dumped * PEAK_RISE):
                 self.dumped[device] = peak["allocated_bytes"]
                 self.dump(f"peak{device}")
 
@@ -214,7 +216,7 @@ class Record:
             timer = threading.Timer(ENDING_SECONDS, os._exit, [0])
             timer.daemon = True
             timer.start()
-        if self.num_exits > MOST_CAUGHT:
+        if self.num_exits > MAX_CAUGHT_EXITS:
             try:
                 atexit._run_exitfuncs()
                 sys.stdout.flush()
