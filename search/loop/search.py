@@ -273,9 +273,9 @@ class Search:
         """The seconds that a probe may take, and whether the budget sets that limit. If it does
         not, the limit is the longest time that the prior gives a probe which does not hang."""
         by_mode, rate = self.prior.compile_seconds, pick.expected_rate
-        compiling = 5 * compilation_of(pick.candidate.setting).guess(by_mode)
-        images = pick.candidate.setting.images_per_device_step
-        stepping = STEPS_TO_WAIT * images / rate if rate else 0.0
+        setting = pick.candidate.setting
+        compiling = 5 * compilation_of(setting).guess(by_mode)
+        stepping = STEPS_TO_WAIT * setting.images_per_device_step / rate if rate else 0.0
         hung = PROBE_START_SECONDS + compiling + 2 * min(stepping, 3600.0)
         end = self.limits.seconds_left()
         if end is None or end >= hung:

@@ -1,22 +1,26 @@
 """`search.tune`: finds the fastest setting for a model on a device, by running it."""
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import os
 import re
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
 from planner.advice.wish import EXPANDABLE
-from planner.core.errors import UnsupportedError
+from planner.core.errors import UnsupportedError, UsageError
 from planner.core.files import TUNE_PROBES, TUNE_RESULT
 from planner.core.schema import DeviceInfo, FactoryModel, Model, TrainSetting
-from planner.core.schema.record import Recommendation
+from planner.core.schema.record import Recommendation, noteworthy_bytes
 from planner.core.schema.setting import OWN_OPTIMIZER
+from planner.core.units import format_bytes
 from planner.estimation.arguments import ModelLike, read_model
 from planner.estimation.device_estimator import DeviceEstimator
 from planner.estimation.ledgers import is_on_shapes
@@ -26,7 +30,6 @@ from planner.libraries.factories import check_factory
 from planner.machine.torch_build import installed_build
 from planner.memory import allocator_config
 from planner.memory.allocator_config import AllocatorConfig
-from search.loop.budget import MemoryBudget, find_budget
 from search.loop.options import SearchOptions, read_options
 from search.loop.prober import DeviceProber, OnProgress, Prober, note_taker
 from search.loop.records import hold_folder, hold_gpu, make_folder, write_result
@@ -36,6 +39,7 @@ from search.loop.space import Restriction, Space, make_space
 from search.loop.study import ProbeStudy, StudyIdentity
 from search.loop.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior
 from search.probe.device import (
+    MemoryInUse,
     check_world,
     choose_device,
     describe_device,
@@ -134,51 +138,48 @@ def _tune(
         budget *= 1 - FEEDING_SHARE
     limits = Limits(options.trials, budget)
     place = _find_place(model, options, default_notes)
-    where, devices, identity, allocator, memory = place[:-1]
     study, output = _open_study(model, options, place, made)
-    space = study.space
-    notes = [*place.notes, *space.left_out]
-    if options.start is not None and space.first is None:
+    notes = [*place.notes, *study.space.left_out]
+    if options.start is not None and study.space.first is None:
         notes.append("The setting to begin with cannot run here: the search begins as usual.")
     say = note_taker(on_progress)
     with contextlib.ExitStack() as stack:
         if options.storage is None:
             stack.enter_context(hold_folder(output))
-        notes += study.take_over(identity, options.accept_different)
-        limits.charge(study.records())
-        whole = Limits(None, options.budget_seconds, limits.spent_seconds)
-        notes += [*_hold_devices(stack, where, devices), *world_notes(devices)]
+        notes += study.take_over(place.identity, options.accept_different)
+        notes += [*_hold_devices(stack, place), *world_notes(place.devices)]
         for note in notes:
             say(note)
+        limits.charge(study.records())
+        whole = Limits(None, options.budget_seconds, limits.spent_seconds)
         own = None
-        modules = STEP_MODULES if len(devices) == 1 else WORLD_MODULES
         with interruptible():
             if prober is None:
-                own = DeviceProber(
-                    model, where, identity.device, memory.cap_bytes, on_progress, modules
-                )
-                prober = stack.enter_context(own)
+                prober = own = stack.enter_context(place.prober(on_progress))
             prior, prior_notes = device_prior(
-                space, model, identity.device, estimator, allocator=allocator,
+                study.space, model, place.identity.device, estimator, allocator=place.allocator,
                 seconds_left=limits.seconds_left(), say=say,
             )  # fmt: skip
         limits.begin_probing()
-        say(f"{len(space)} settings; {prior.basis}.")
-        arm = find_plain_arm(space, model)
+        say(f"{len(study.space)} settings; {prior.basis}.")
+        arm = find_plain_arm(study.space, model)
         search = Search(study, prior, prober, limits, options, arm, on_progress)
         if own is not None:
             own.on_result = search.receive
         stopped, faults = search.run()
-        recommendation = search.recommend(identity, stopped, [*faults, *memory.notes, *prior_notes])
+        found_notes = [*faults, *place.memory.notes, *prior_notes]
+        recommendation = search.recommend(place.identity, stopped, found_notes)
         write_result(output / TUNE_RESULT, recommendation, study.path)
         if data is not None:
             whole.spent_seconds = limits.spent_seconds
-            recommendation = feed(recommendation, data, where, output, whole.seconds_left(), say)
+            left = whole.seconds_left()
+            recommendation = feed(recommendation, data, place.where, output, left, say)
             write_result(output / TUNE_RESULT, recommendation, study.path)
     return recommendation
 
 
-class _Place(NamedTuple):
+@dataclass(frozen=True)
+class _Place:
     """Where a search probes and by what a study knows it; with what memory, and notes on these."""
 
     where: str
@@ -187,6 +188,12 @@ class _Place(NamedTuple):
     allocator: AllocatorConfig | None
     memory: MemoryBudget
     notes: list[str]
+
+    def prober(self, on_progress: OnProgress) -> DeviceProber:
+        """What probes here. Entered, it starts the process that workers are forked from."""
+        modules = STEP_MODULES if len(self.devices) == 1 else WORLD_MODULES
+        model, device, cap = self.identity.model, self.identity.device, self.memory.cap_bytes
+        return DeviceProber(model, self.where, device, cap, on_progress, modules)
 
 
 def _find_place(model: Model, options: SearchOptions, default_notes: list[str]) -> _Place:
@@ -243,16 +250,13 @@ def usual_options(device: str) -> tuple[str | None, list[str]]:
     ]
 
 
-def _hold_devices(stack: contextlib.ExitStack, where: str, devices: Sequence[str]) -> list[str]:
+def _hold_devices(stack: contextlib.ExitStack, place: _Place) -> list[str]:
     """Keeps other tuners off the devices while the stack lasts. Returns notes: which of differing
     cards is tuned, and whether another tuner is at it."""
-    uuids = dict.fromkeys(uuid for name in devices if (uuid := describe_device(name).uuid))
+    uuids = dict.fromkeys(uuid for name in place.devices if (uuid := describe_device(name).uuid))
     locks = [stack.enter_context(hold_gpu(uuid)) for uuid in uuids]
-    shared = (
-        f"Another tuner of this machine is at {where}: both measure too slow, and each may take "
-        "the other's memory. Let one end first."
-    )
-    return [*filter(None, [name_card(where)]), *([] if all(locks) else [shared])]
+    shared = f"Another tuner is at {place.where}: both measure too slow, and share memory. End one."
+    return [*filter(None, [name_card(place.where)]), *([] if all(locks) else [shared])]
 
 
 def _allocator(
@@ -352,3 +356,57 @@ def with_own_optimizer(base: TrainSetting, restrict: Restriction, title: str) ->
             "Omit --optimizer, or take optimizer() out of the task.",
         )
     return base.model_copy(update={"optimizer": OWN_OPTIMIZER})
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """The memory to search in: the bytes that a setting may take, the cap of a probe (None: none),
+    and notes."""
+
+    budget_bytes: int | None
+    cap_bytes: int | None
+    notes: tuple[str, ...]
+
+
+def find_budget(
+    device: DeviceInfo, in_use: MemoryInUse | None, options: SearchOptions, ranks: int = 1
+) -> MemoryBudget:
+    """The memory for a setting: the device's or the emulated size, less what other processes hold
+    (`in_use`, None where that is not known) and the headroom. On the CPU `ranks` share it."""
+    total = in_use.total_bytes if in_use else device.total_bytes
+    used = in_use.used_bytes if in_use else 0
+    free = in_use.free_bytes if in_use else total
+    notes, which = [], " of this machine's memory" if device.kind == "cpu" else ""
+    if used > noteworthy_bytes(total):
+        notes.append(
+            f"Other processes hold {format_bytes(used)} of {format_bytes(total)}{which}: "
+            f"{format_bytes(free)} are left."
+        )
+    if device.kind == "cpu" and ranks > 1:
+        free //= ranks
+        notes.append(f"{ranks} ranks share this machine's memory: {format_bytes(free)} each.")
+    limit = free
+    if options.memory_bytes is not None:
+        limit = min(free, options.memory_bytes)
+        asked = format_bytes(options.memory_bytes)
+        notes.append(
+            f"Capped to {asked}: a smaller device, but with this one's speed and CUDA context."
+            if options.memory_bytes < total
+            else f"--memory {asked} caps nothing: this device has {format_bytes(total)}."
+        )
+    if device.kind == "cpu":
+        notes.append("Memory on the CPU is the growth of the worker's peak resident set.")
+    budget = less_headroom(limit, options.headroom)
+    notes.append(f"Settings may take {format_bytes(budget)} ({options.headroom:.0%} kept free).")
+    capped = options.memory_bytes is not None or device.kind == "cpu"
+    return MemoryBudget(budget, limit if capped else None, tuple(notes))
+
+
+def less_headroom(limit_bytes: int, headroom: float) -> int:
+    """The bytes of `limit_bytes` that a setting may take. Raises UsageError where there are
+    none."""
+    budget = int(limit_bytes * (1 - headroom))
+    if budget <= 0:
+        law = f"no memory is left to search in: {format_bytes(limit_bytes)} less {headroom:.0%}."
+        raise UsageError(law, "Free the device of other processes, or lower --headroom.")
+    return budget

@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pynvml
@@ -39,11 +40,11 @@ def driver_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _no_torch_is_asked(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:  # fmt: skip
+def _no_torch_is_asked(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """What GPUs and libraries torch has is asked of a process that imports it, which takes seconds:
-    here it has no GPU, unless a test invents a whole machine."""
+    here it has no GPU, unless a test invents a whole machine. What is told here is not remembered:
+    a search of another test would be refused as one of other software."""
+    monkeypatch.setattr(device, "_releases", cache(device._releases.__wrapped__))
     if "machine" not in request.fixturenames:
         told = TorchBuild("2.13.0+cu130", cuda="13.0", available=True)
         monkeypatch.setattr(device, "_ask_torch", lambda index: told)

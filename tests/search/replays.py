@@ -8,7 +8,6 @@ from typing import Any
 from planner.core.files import TUNE_PROBES, TUNE_RESULT
 from planner.core.schema import MeasurementRecord
 from planner.core.schema.record import BUDGET_ENDED
-from search.loop.budget import less_headroom
 from search.loop.options import read_options
 from search.loop.prober import OnProgress
 from search.loop.records import make_folder, write_result
@@ -17,6 +16,7 @@ from search.loop.space import Candidate, Pick, setting_id, space_of
 from search.loop.study import ProbeStudy, StudyIdentity
 from search.loop.surrogate.prior import Prior, generic_prior
 from search.probe.evidence import is_feasible
+from search.tuning.tune import less_headroom
 
 
 class Replay:

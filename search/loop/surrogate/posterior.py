@@ -64,8 +64,7 @@ class Posterior:
         self.space, self.prior = space, prior
         self.budget_bytes = budget_bytes
         self.log_budget = log(budget_bytes) if budget_bytes else inf
-        images = [float(c.setting.images_per_device_step) for c in space.candidates]
-        self.log_images = np.log(images)
+        self.log_images = np.log([c.setting.images_per_device_step * 1.0 for c in space.candidates])
         guesses = prior.guesses
         self.seconds = GaussianProcess(space, prior.seconds_scales, (g.seconds for g in guesses))
         self.bytes = GaussianProcess(space, prior.bytes_scales, (g.num_bytes or 1 for g in guesses))

@@ -21,7 +21,6 @@ from planner.machine.findings import judge
 from planner.machine.hardware.overheads import CONTEXT_BYTES
 from planner.machine.torch_build import TorchBuild, TorchGpu
 from search.loop import records
-from search.loop.budget import find_budget
 from search.loop.options import SearchOptions
 from search.probe import device
 from search.probe.device import (
@@ -34,6 +33,7 @@ from search.probe.device import (
     others_bytes,
     process_bytes,
 )
+from search.tuning.tune import find_budget
 from tests.emulated.conftest import RTX_3090, answer, libraries  # noqa: F401
 from tests.environment.recorded import recorded
 
