@@ -150,7 +150,7 @@ def _available_changes(
         try:
             changed = table.wish.apply(choice, updates)
             if not table.has_step(changed):
-                raise UnsupportedError(NO_RECORDING)
+                raise UnsupportedError(NO_RECORDING, "Add --record.")
             yield changed
         except PlannerError as error:
             # Without the value, so that the same reason is given once.

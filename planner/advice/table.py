@@ -93,7 +93,7 @@ class Table:
         setting = self.resolved(choice.setting)
         if self.is_on_shapes:
             if setting.activation_memory_budget < self.wish.asked.activation_memory_budget:
-                raise UnsupportedError(BUDGET_UNKNOWN)
+                raise UnsupportedError(BUDGET_UNKNOWN, "Ask 'planner estimate --record'.")
             return is_on_shapes(self.wish.model, setting)
         if setting.compile == "off":
             interpolation = self._interpolation(choice, of_bytes=True)
@@ -103,7 +103,7 @@ class Table:
                 raise error
             return True
         if setting.parallelism in DEEPSPEED:
-            raise UnsupportedError("compile under DeepSpeed is not estimated: no probe runs it")
+            raise UnsupportedError("no probe compiles under DeepSpeed", "Leave compile off.")
         is_at_another_batch = self.interpolates and _compiled_key(setting) in self._compiled
         if is_at_another_batch or self._is_recorded(setting):
             return True

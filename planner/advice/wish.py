@@ -334,10 +334,10 @@ class Wish:
         except ValidationError as error:
             refuse_faults(faults_between(error))
             laws = [str(fault["msg"]) for fault in error.errors()]  # of single fields
-            raise UnsupportedError("; ".join(laws)) from None
+            raise UnsupportedError("; ".join(laws), "Choose values within these.") from None
         self.resolved(setting)
         if is_on_shapes(self.model, choice.setting) and not is_on_shapes(self.model, setting):
-            raise UnsupportedError(NOT_COMPARED)
+            raise UnsupportedError(NOT_COMPARED, "Ask 'planner estimate'.")
         return replace(changed, setting=setting)
 
     def resolved(self, setting: TrainSetting) -> ResolvedSetting:

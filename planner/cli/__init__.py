@@ -37,7 +37,7 @@ OPTION_HINTS = {
     "one for an hour.",
     "--study-name": "A study is named by its model; another --storage is another study.",
     "--images-per-epoch": "Where compiling wins, a note says how long it takes to pay.",
-    "--seed": "A search draws nothing at random.",
+    "--seed": "planner draws nothing at random.",
 }
 INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 

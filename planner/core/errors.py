@@ -18,12 +18,13 @@ class PlannerError(Exception):
     """An error that the person can mend. It is printed without a traceback, and the process exits
     with status 1.
 
-    `message` states the rule and the value that broke it; `way_out` says what to do instead.
+    `message` states the rule and the value that broke it; `way_out` says what to do instead, and
+    there always is something.
     """
 
     exit_status = 1
 
-    def __init__(self, message: str, way_out: str = "") -> None:
+    def __init__(self, message: str, way_out: str) -> None:
         super().__init__(message)
         self.message = message
         self.way_out = way_out
@@ -75,7 +76,7 @@ def way_out_of(faults: Iterable[Fault]) -> str:
     return "\n".join(dict.fromkeys(fault.way_out for fault in faults if fault.way_out))
 
 
-def unknown_name(kind: str, name: object, known: Iterable[str], way_out: str = "") -> UsageError:
+def unknown_name(kind: str, name: object, known: Iterable[str], way_out: str) -> UsageError:
     """The error for a name that is not in a list; it names the nearest ones that are."""
     near = nearest(name, known) if isinstance(name, str) else []
     hint = f" Did you mean {alternatives(repr(n) for n in near)}?" if near else ""

@@ -38,7 +38,7 @@ def named_path(value: object, name: str) -> Path:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise UsageError(
             f"{name} is a path, and {shorten(value)} is not.",
-            "" if value else "Is a variable unset? The current folder is '.'.",
+            "Pass text, or a Path." if value else "Is a variable unset? The current folder is '.'.",
         )
     return Path(value)
 

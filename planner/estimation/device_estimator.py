@@ -141,7 +141,7 @@ class DeviceEstimator:
     def _ledger(self, model: Model, setting: ResolvedSetting) -> Ledger:
         """Raises UnsupportedError for a step that would have to be recorded."""
         if not is_on_shapes(model, setting) and not self._is_recorded(model, setting):
-            raise UnsupportedError(f"{model.title}'s step was not recorded")
+            raise UnsupportedError(f"{model.title}'s step was not recorded", "Estimate it first.")
         return step_ledger(model, setting, gpu=self.gpu)
 
     def _timed(

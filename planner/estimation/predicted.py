@@ -154,7 +154,7 @@ def _read_way(advice: Mapping[str, Any], source: str, way: int | None) -> Predic
     if not ways or not isinstance(ways, Sequence) or best is None:
         nearest = advice.get("nearest")
         command = nearest.get("command") if isinstance(nearest, Mapping) else None
-        way_out = f"The nearest is that of: {command}" if command else ""
+        way_out = f"The nearest is that of: {command}" if command else "Ask 'planner advise' again."
         raise UnsupportedError(f"{source} holds no way that fits.", way_out)
     chosen = best if way is None else _number(ways, way, source)
     if not isinstance(chosen, Mapping):

@@ -228,10 +228,9 @@ def load_facts(path: str | Path) -> MachineFacts:
         answer = parse_json(read_text(Path(path), MAX_RESULT_BYTES), str(path))
         raw = answer.get("machine", answer) if isinstance(answer, dict) else {}
         if not isinstance(raw, dict) or raw.get("format") != FACTS_FORMAT:
-            raise UsageError(f"{path} holds no machine of this planner's format, {FACTS_FORMAT}.")
+            law = f"{path} holds no machine of this planner's format, {FACTS_FORMAT}."
+            raise UsageError(law, _WAY_OUT)
         facts: MachineFacts = TypeAdapter(MachineFacts).validate_python(raw)
-    except UsageError as error:
-        raise UsageError(error.message, error.way_out or _WAY_OUT) from None
     except ValidationError as error:
         faults = [
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].lower()}."

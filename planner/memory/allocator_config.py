@@ -65,7 +65,7 @@ def parse_allocator_config(text: str) -> AllocatorConfig:
                 _refuse(key, value)
             else:
                 valid_keys = [*_READERS, *_REFUSED, *_IGNORED_KEYS]
-                raise unknown_name("allocator option", key, valid_keys)
+                raise unknown_name("allocator option", key, valid_keys, _EXAMPLE)
         except UsageError as error:
             faults.append(error.message)
     if faults:

@@ -84,7 +84,7 @@ def read_found(result: ResultLike, name: str = "result") -> tuple[Any, str]:
     if is_dataclass(result) or isinstance(result, Sequence):
         return files.to_json(result), name
     way_out = "Pass what planner.estimate, planner.advise or search.tune returned, or a path."
-    raise UsageError(f"{shorten(result)} is no result.", way_out)
+    raise UsageError(f"{shorten(result)} is no {name}.", way_out)
 
 
 def _make_measured_plan(

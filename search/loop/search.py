@@ -247,7 +247,8 @@ class Search:
         if broke_contract(record) and self.best is None:
             # Nothing is kept, so that the next run, with the task mended, begins where this one
             # did.
-            raise ContractError(*record.message.split("\n", 1))
+            law, _, way_out = record.message.partition("\n")
+            raise ContractError(law, way_out)
         if is_by_budget and record.status == "timed_out" and not record.cut_short:
             record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
         record = stamp(record)

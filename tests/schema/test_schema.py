@@ -80,9 +80,9 @@ def test_a_value_is_shown_short() -> None:
 
 
 def test_a_name_of_another_type_is_unknown() -> None:
-    near = str(unknown_name("model", "swin_tin", ("swin_tiny", "swin_t", "swin_tine")))
+    near = str(unknown_name("model", "swin_tin", ("swin_tiny", "swin_t", "swin_tine"), "See all."))
     assert "Did you mean 'swin_tiny', 'swin_tine' or 'swin_t'?" in near
-    assert "unknown trainer None" in str(unknown_name("trainer", None, ("timm",)))
+    assert "unknown trainer None" in str(unknown_name("trainer", None, ("timm",), "See all."))
 
 
 @pytest.mark.parametrize(
