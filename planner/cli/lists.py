@@ -89,7 +89,7 @@ def models(request: ModelsRequest) -> None:
         others = search_names(text) if library is None else []
         if not others:
             names = [name.partition(":")[2] for name, _ in swins]
-            raise unknown_name("model", text, names, "Is its library installed? 'planner doctor'.")
+            raise unknown_name("model", text, names, "'planner doctor' lists the libraries here.")
         answer(request, [{"model": name} for name in others], lambda: names_answer(text, others))
         return
     rows = [model_row(*swin) for swin in matches]
