@@ -91,9 +91,9 @@ def read_rows(
     resolved = [resolve(named, setting) for setting in settings]
     if len(gpus) < 2:
         return [(only_gpu, *row) for row in resolved], []
-    from planner.estimation.scaling import on_gpus
+    from planner.estimation.scaling import spread_over_gpus
 
-    return on_gpus(resolved, gpus)
+    return spread_over_gpus(resolved, gpus)
 
 
 def _record_rows(request: EstimateRequest, rows: list[StepRow]) -> list[StepRow]:

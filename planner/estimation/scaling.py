@@ -50,7 +50,7 @@ def scaled(estimates: Sequence[Estimate], target: Target) -> list[Scaled]:
     return rows
 
 
-def on_gpus(
+def spread_over_gpus(
     rows: Sequence[tuple[Model, ResolvedSetting]], gpus: Sequence[Gpu]
 ) -> tuple[list[tuple[Gpu | None, Model, ResolvedSetting]], list[str]]:
     """`rows` on each GPU that has their precision, in fp16 where the GPU has no bf16; and a line

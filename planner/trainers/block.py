@@ -15,7 +15,7 @@ from planner.libraries.names import HUB, find_library
 from planner.libraries.native.spec import class_arguments as native_arguments
 from planner.trainers.launch import train_loader
 from planner.trainers.plan import Plan
-from planner.trainers.recipe import WORKERS, Recipe, fine_tunes, fine_tuning
+from planner.trainers.recipe import WORKERS, Recipe, fine_tuned, is_fine_tuning
 from planner.trainers.timm import create_model_arguments
 from planner.training.setting import FIELD, step_values, train_source
 
@@ -92,9 +92,9 @@ def _recipe_values(recipe: Recipe) -> dict[str, Any]:
 def _fine_tuning(plan: Plan) -> dict[str, Any]:
     """The values that --pretrained sets where all of a published model is trained: the authors'
     recipe for weights of ImageNet-22k. Empty where a setting fine-tunes in another way."""
-    if published_weights(plan.model) is None or fine_tunes(plan.setting):
+    if published_weights(plan.model) is None or is_fine_tuning(plan.setting):
         return {}
-    recipe = fine_tuning(plan.recipe)
+    recipe = fine_tuned(plan.recipe)
     durations = {"epochs": recipe.epochs, "warmup_epochs": recipe.warmup_epochs}
     rates = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay or None}
     return {**durations, **{name: value for name, value in rates.items() if value is not None}}

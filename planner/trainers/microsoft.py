@@ -25,7 +25,7 @@ from planner.trainers.launch import (
     train_loader,
 )
 from planner.trainers.plan import PLAIN_SCRIPT, Plan, Trainer, Written, list_faults
-from planner.trainers.recipe import BASE_LR, Recipe, learning_rate_note, rounded
+from planner.trainers.recipe import BASE_LR, Recipe, learning_rate_note, round_rate
 
 FILENAME = "swin_microsoft.yaml"
 _DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_dataset
@@ -92,8 +92,8 @@ def _train_values(plan: Plan) -> dict[str, Any]:
         "EPOCHS": recipe.epochs,
         "WARMUP_EPOCHS": recipe.warmup_epochs,
         "BASE_LR": BASE_LR,  # for 512 images: main.py scales the three
-        "WARMUP_LR": rounded(BASE_LR * recipe.warmup_start),
-        "MIN_LR": rounded(BASE_LR * recipe.final_share),
+        "WARMUP_LR": round_rate(BASE_LR * recipe.warmup_start),
+        "MIN_LR": round_rate(BASE_LR * recipe.final_share),
         # Before 22e57f4 the cosine began with the warm-up: such a checkout refuses the key.
         "LR_SCHEDULER": {"NAME": "cosine", "WARMUP_PREFIX": True},
         "WEIGHT_DECAY": recipe.weight_decay,

@@ -16,7 +16,7 @@ BASE_LR, BASE_LR_IMAGES = 5e-4, 512
 """TRAIN.BASE_LR for AdamW; main.py multiplies it by batch × world × accumulation / 512."""
 
 FINE_TUNING_LR = 2e-5
-"""TRAIN.BASE_LR, for as many images, from the weights of ImageNet-22k (`fine_tuning`)."""
+"""TRAIN.BASE_LR, for as many images, from the weights of ImageNet-22k (`fine_tuned`)."""
 
 WORKERS = 8  # DATA.NUM_WORKERS
 
@@ -56,7 +56,7 @@ class Recipe:
 
 def recipe_of(setting: TrainSetting, model: Model) -> Recipe:
     """The recipe that goes with `setting`: what the setting says, else what the authors of `model`
-    did. Only AdamW has weight decay. Frozen stages and adapters are trained by `fine_tuning`."""
+    did. Only AdamW has weight decay. Frozen stages and adapters are trained by `fine_tuned`."""
     of_swin = isinstance(model, SwinConfig)
     setting = setting.with_recipe(of_swin)
     mixes = setting.loss == "soft-target"
@@ -69,22 +69,22 @@ def recipe_of(setting: TrainSetting, model: Model) -> Recipe:
         cutmix=1.0 if mixes else 0.0,  # AUG.CUTMIX
         augmentation=Augmentation() if of_swin else None,
     )
-    return fine_tuning(recipe) if fine_tunes(setting) else recipe
+    return fine_tuned(recipe) if is_fine_tuning(setting) else recipe
 
 
-def fine_tunes(setting: TrainSetting) -> bool:
+def is_fine_tuning(setting: TrainSetting) -> bool:
     """Whether a setting trains only a part of the model."""
     return bool(setting.frozen_stages or setting.lora_rank)
 
 
-def fine_tuning(recipe: Recipe) -> Recipe:
+def fine_tuned(recipe: Recipe) -> Recipe:
     """The authors' recipe from the weights of ImageNet-22k (@f0ca48c, configs/swin/
     swin_base_patch4_window7_224_22kto1k_finetune.yaml): a 25th of the rate, 30 epochs with 5 of
     warm-up, hardly any decay."""
     rate = recipe.learning_rate
     return replace(
         recipe,
-        learning_rate=None if rate is None else rounded(rate * FINE_TUNING_LR / BASE_LR),
+        learning_rate=None if rate is None else round_rate(rate * FINE_TUNING_LR / BASE_LR),
         weight_decay=1e-8 if recipe.weight_decay else 0.0,
         epochs=30,
         warmup_epochs=5,
@@ -104,10 +104,10 @@ def learning_rate(setting: TrainSetting) -> float | None:
     """
     if setting.optimizer_family not in ("adamw", "adam"):
         return None
-    return rounded(BASE_LR * setting.global_batch / BASE_LR_IMAGES)
+    return round_rate(BASE_LR * setting.global_batch / BASE_LR_IMAGES)
 
 
-def rounded(value: float) -> float:
+def round_rate(value: float) -> float:
     """`value` with six digits: a rate as a person would write it."""
     return float(f"{value:.6g}")
 
@@ -123,7 +123,7 @@ def learning_rate_note(setting: TrainSetting, model: Model) -> str:
             f"(LR) for a global batch of {setting.global_batch}."
         )
     base, whose = BASE_LR, "Swin's own"
-    if fine_tunes(setting):
+    if is_fine_tuning(setting):
         base, whose = FINE_TUNING_LR, "the authors' for fine-tuning"
     devices = "device" if setting.world_size == 1 else "devices"
     return (

@@ -17,7 +17,7 @@ from planner.trainers.faults import IN_THE_LOOP
 from planner.trainers.launch import launch_line, node_notes, torchrun_line
 from planner.trainers.microsoft import TRAINER as MICROSOFT
 from planner.trainers.plan import WRITTEN_BY, Plan, Support, Trainer, Written, list_faults
-from planner.trainers.recipe import fine_tunes, learning_rate_note
+from planner.trainers.recipe import is_fine_tuning, learning_rate_note
 from planner.trainers.timm import TRAINER as TIMM
 from planner.training.setting import FOLDER, configuration
 
@@ -77,7 +77,7 @@ def _script_files(
     starts it, of its arguments; `variables` are its environment."""
     setting = plan.setting
     arguments = ["--steps 20"] if plan.is_task else [] if dataset_factory(plan) else ["DATA"]
-    if fine_tunes(setting) and published_weights(plan.model) is not None:
+    if is_fine_tuning(setting) and published_weights(plan.model) is not None:
         arguments.append("--pretrained")
     if plan.recipe.learning_rate is None and setting.optimizer != OWN_OPTIMIZER:
         arguments.append("--lr LR")
@@ -105,7 +105,7 @@ def needs_levers(setting: TrainSetting) -> bool:
         or setting.memory_format != "contiguous"
         or setting.compile_scope != "model"
         or setting.parallelism in SHARDED
-        or fine_tunes(setting)
+        or is_fine_tuning(setting)
     )
 
 
@@ -114,7 +114,7 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     if plan.is_task:
         return () if setting.optimizer == OWN_OPTIMIZER else (TASK_NOTE,)
     notes = [learning_rate_note(setting, model), *node_notes(setting)]
-    if fine_tunes(setting):
+    if is_fine_tuning(setting):
         notes.append(RECIPE_NOTE)
         if published_weights(model) is None:
             notes.append(

@@ -20,7 +20,7 @@ from planner.libraries.timm.spec import SPEC
 from planner.trainers.faults import IN_THE_LOOP, IN_THE_STEP
 from planner.trainers.launch import OLD_PILLOW, launch_line, node_notes, torchrun_line, train_loader
 from planner.trainers.plan import Plan, Support, Trainer, Written, list_faults
-from planner.trainers.recipe import Recipe, learning_rate_note, rounded
+from planner.trainers.recipe import Recipe, learning_rate_note, round_rate
 
 FILENAME = "args.yaml"
 
@@ -161,8 +161,8 @@ def _schedule_values(recipe: Recipe) -> dict[str, Any]:
     if recipe.learning_rate is not None:
         values |= {
             "lr": recipe.learning_rate,
-            "warmup_lr": rounded(recipe.learning_rate * recipe.warmup_start),
-            "min_lr": rounded(recipe.learning_rate * recipe.final_share),
+            "warmup_lr": round_rate(recipe.learning_rate * recipe.warmup_start),
+            "min_lr": round_rate(recipe.learning_rate * recipe.final_share),
         }
     return values
 
