@@ -28,6 +28,6 @@ def train() -> None:
 
 
 def test_batch_64_fits_8_gib(emulate) -> None:  # type: ignore[no-untyped-def]
-    run = emulate(train, gpu="RTX 4090", memory="8GiB")
+    run = emulate(train, gpu="RTX 4090", memory_bytes="8GiB")
     assert run.fits, run.out_of_memory
     assert run.steps == 2

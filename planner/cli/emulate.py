@@ -65,8 +65,9 @@ def command(request: EmulateRequest) -> int:
         law = "--report is of one run, and --vary makes several."
         refuse_if(request.vary is not None, law, "Omit one of them.")
         check_page(request.report)
-    card_fields = ("gpu", "gpus", "memory", "in_use", "snapshot")
+    card_fields = ("gpu", "gpus", "in_use", "snapshot")
     card_options = {name: getattr(request, name) for name in card_fields}
+    card_options["memory_bytes"] = request.memory
     if request.vary is not None:
         return _vary(request, is_shown, card_options)
     on_step = _make_reporter(bool(request.steps)) if is_shown else None
@@ -78,7 +79,7 @@ def command(request: EmulateRequest) -> int:
     with handle_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
         try:
             steps = request.steps or 0
-            run = emulate(request.words, steps=steps, output=output, hear=on_step, **card_options)
+            run = emulate(request.words, steps=steps, stdout=output, hear=on_step, **card_options)
         except InterruptedRun as interrupted:
             is_typed = interrupts.number == signal.SIGINT
             reason = "it was interrupted" if is_typed else interrupts.ending

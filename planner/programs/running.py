@@ -46,11 +46,11 @@ def emulate(
     *,
     gpu: str,
     gpus: int = 1,
-    memory: int | str | None = None,
+    memory_bytes: int | str | None = None,
     in_use: int | str | None = None,
     steps: int = 0,
     snapshot: str | Path | None = None,
-    output: int | IO[str] | None = None,
+    stdout: int | IO[str] | None = None,
     hear: Hear | None = None,
 ) -> EmulatedRun:
     """Run `command` on emulated GPUs and say what it needs of them. It runs torch's own CUDA code,
@@ -58,11 +58,11 @@ def emulate(
 
     - `command`: a program and its arguments, or a function of a module that the program's Python
       can import.
-    - `gpu`, `gpus`: which cards the machine has, and how many. `memory`: of each, where it is not
-      the card's own; `in_use`: held by somebody else on the first. Both are bytes, or "3GiB".
+    - `gpu`, `gpus`: which cards the machine has, and how many. `memory_bytes`: of each, where it is
+      not the card's own; `in_use`: held by somebody else on the first. Both are bytes, or "3GiB".
     - `steps`: each process ends after so many steps of its optimizers (0: never).
     - `snapshot`: a file for the allocator's history at the peak; each rank writes its own.
-    - `output`: where the program prints, as in `subprocess`.
+    - `stdout`: where the program prints, as in `subprocess`.
     - `hear`: is called with the steps that all processes have made so far, and the most bytes that
       one used of a device.
 
@@ -72,14 +72,15 @@ def emulate(
         snapshot = check_output(snapshot, "a snapshot", SNAPSHOT_ENDINGS).absolute()
     words = _command_words(command)
     card = emulated_gpu(gpu)
-    size, in_use_bytes = read_memory(memory) or card.memory_bytes, read_memory(in_use or None) or 0
+    size = read_memory(memory_bytes) or card.memory_bytes
+    in_use_bytes = read_memory(in_use or None) or 0
     card = replace(card, name=f"{card.name} (emulated)", memory_bytes=size)
-    return _run(words, EmulatedMachine((card,) * gpus), in_use_bytes, steps, hear, snapshot, output)
+    return _run(words, EmulatedMachine((card,) * gpus), in_use_bytes, steps, hear, snapshot, stdout)
 
 
 def _run(
     words: list[str], machine: EmulatedMachine, in_use_bytes: int, steps: int, hear: Hear | None,
-    snapshot: Path | None, output: int | IO[str] | None,
+    snapshot: Path | None, stdout: int | IO[str] | None,
 ) -> EmulatedRun:  # fmt: skip
     with ExitStack() as stack:
         environment = stack.enter_context(started(machine))
@@ -99,7 +100,7 @@ def _run(
         look = partial(_report_steps, records, hear)
         is_interrupted, status = False, INTERRUPTED
         try:
-            status = supervised(words, output, environment=environment, folder=folder, look=look)
+            status = supervised(words, stdout, environment=environment, folder=folder, look=look)
         except KeyboardInterrupt:
             is_interrupted = True
         is_recorded = (records / hook.LOADED).exists()
@@ -251,7 +252,7 @@ def vary(
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             run = runs[value] = emulate(
                 words,
-                **{"steps": STEPS, **options, "output": output},
+                **{"steps": STEPS, **options, "stdout": output},
                 hear=partial(hear, value),
             )
             if run.fits_so_far is None or (run.fits_so_far and run.status):

@@ -51,7 +51,7 @@ def emulated(
     file.write_text(program)
     with (folder / "said").open("w+") as said:
         command = [sys.executable, *by, str(file), *arguments]
-        run = planner.emulate(command, output=said, **options)
+        run = planner.emulate(command, stdout=said, **options)
         said.seek(0)
         return run, said.read()
 

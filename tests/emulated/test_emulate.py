@@ -207,7 +207,7 @@ def test_the_peak_s_module_is_known_and_costs_no_byte(tmp_path: Path) -> None:
 
 
 def test_the_traceback_of_an_out_of_memory_is_the_users(tmp_path: Path) -> None:
-    _, text = emulated(tmp_path, SWIN, "64", gpu="rtx-3090", memory="3GiB")
+    _, text = emulated(tmp_path, SWIN, "64", gpu="rtx-3090", memory_bytes="3GiB")
     assert "torch.OutOfMemoryError: " in text
     assert "sitecustomize.py" not in text
 
