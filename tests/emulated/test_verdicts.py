@@ -162,10 +162,10 @@ def test_what_is_known_outlives_a_value_that_the_program_ends_at_by_itself(
 ) -> None:
     """Of a data set of 100 images a batch of 128 is none, and this program makes none of 16."""
 
-    def emulated(command: list[str], *, output: IO[str], **_: Any) -> EmulatedRun:
+    def emulated(command: list[str], *, stdout: IO[str], **_: Any) -> EmulatedRun:
         value = int(command[-1])
         if value in (16, 128):
-            output.write("Traceback:\nValueError: no batch\x1b\n")
+            stdout.write("Traceback:\nValueError: no batch\x1b\n")
             return run_of(status=1)
         return run_of(process(GIB, out_of_memory=FAILED if value > limit else None))
 
