@@ -42,7 +42,7 @@ _HOMES = {
     "largest_batch": "planner.estimation.largest",
     "Gpu": "planner.machine.hardware", "all_gpus": "planner.machine.hardware",
     "find_gpu": "planner.machine.hardware",
-    "resolve_model": "planner.libraries.names",
+    "resolve_model": "planner.estimation.arguments",
     "MeasurementRecord": "planner.core.schema", "SwinConfig": "planner.core.schema",
     "TrainSetting": "planner.core.schema",
     "Recommendation": "planner.core.schema.record",

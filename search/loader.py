@@ -283,7 +283,7 @@ def _worker_died(error: RuntimeError) -> PlannerError:
     return PlannerError(
         f"a worker of the loader died: {message[:300]}",
         f"Workers are killed where memory or /dev/shm is full{room}, and end by faults of their "
-        "own: --max-workers 1 shows whether one alone runs.",
+        "own: 'planner data DATA --max-workers 1' shows whether one by itself runs.",
     )
 
 

@@ -1,7 +1,7 @@
 """The `planner` command. The file of a subcommand is imported when it is called.
 
-Exit status: 0 done, 1 it could not be done, 2 the command line is wrong, 130 interrupted (143 by
-SIGTERM, 129 by SIGHUP), 141 if the reader of standard output has left.
+Exit status: 0 done, 1 it could not be done or the answer is no, 2 the command line is wrong, 130
+interrupted (143 by SIGTERM, 129 by SIGHUP), 141 if the reader of standard output has left.
 """
 
 import errno
@@ -37,8 +37,9 @@ OPTION_HINTS = {
     "one for an hour.",
     "--study-name": "A study is named by its model; another --storage is another study.",
     "--images-per-epoch": "Where compiling wins, a note says how long it takes to pay.",
-    "--seed": "planner draws nothing at random.",
+    "--seed": "Probes have fixed seeds; the script of 'planner emit --for pytorch' has --seed.",
 }
+OF_MEASURING = ("--gpu", "--images-per-epoch", "--study-name")  # hints for what has --device
 INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 
 TROUBLE = "When something is wrong"
@@ -193,7 +194,7 @@ def _option_hint(option: str, command: click.Command) -> str:
     flags = {param.name: param.opts[0] for param in command.params}
     field = option.lstrip("-").replace("-", "_")
     word = None if field in ALL_FIELDS else find_word(field)
-    if option in OPTION_HINTS:
+    if option in OPTION_HINTS and (option not in OF_MEASURING or "device" in flags):
         return f". {OPTION_HINTS[option]}"
     if "fields" not in flags or (field not in ALL_FIELDS and word is None):
         return ""

@@ -18,8 +18,8 @@ class PlannerError(Exception):
     """An error that the person can mend. It is printed without a traceback, and the process exits
     with status 1.
 
-    `message` states the rule and the value that broke it; `way_out` says what to do instead, and
-    there always is something.
+    `message` states the rule and the value that broke it; `way_out` says what to do instead. It is
+    "" only for faults of single fields, whose rules say what to write.
     """
 
     exit_status = 1

@@ -84,7 +84,7 @@ def read_text(path: Path, limit_bytes: int) -> str:
             data = file.read(limit_bytes + 1)
     except FileNotFoundError as error:
         raise NoFileError(
-            f"{path} cannot be read: {error.strerror}.", f"'ls {path.parent}' lists its folder."
+            f"{path} cannot be read: {error.strerror}.", "Name a file that is there."
         ) from None
     except IsADirectoryError:
         raise UsageError(f"{path} is a folder, and not a file.", "Name a file in it.") from None

@@ -75,7 +75,8 @@ def check_factory(spec: str) -> None:
 def _no_module(name: str, spec: str) -> UsageError:
     return UsageError(
         f"there is no module {name!r} (for the factory {spec}).",
-        f"Python looked in {Path.cwd()} and among its installed packages.",
+        f"Run it where {name.partition('.')[0]}.py is, or put that folder on PYTHONPATH: it is "
+        f"neither in {Path.cwd()} nor installed.",
     )
 
 
@@ -85,7 +86,8 @@ def _find_attribute(module: ModuleType, module_name: str, attribute: str) -> Cal
         if not hasattr(value, part):
             public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
             own = [n for n in public if getattr(vars(module)[n], "__module__", "") == module_name]
-            way_out = f"It defines {', '.join(own[:8])}." if own else "It defines no function."
+            write = f"Write def {attribute}() there, which returns the module."
+            way_out = f"It defines {', '.join(own[:8])}." if own else write
             raise unknown_name(f"name in {module_name}", attribute, public, way_out)
         value = getattr(value, part)
     if _is_task(value):

@@ -177,7 +177,9 @@ class LibrarySpec:
             lines = "\n".join(f"  {fault}" for fault in faults)
             raise UnsupportedError(
                 f"{self.title} cannot build {config.title}:\n{lines}",
-                "Change these fields, or use native, which accepts most.",
+                "Change these fields."
+                if self.name == "native"
+                else "Change these fields, or use native, which accepts most.",
             )
 
     def resolve(self, config: SwinConfig, setting: TrainSetting) -> ResolvedSetting:

@@ -93,7 +93,7 @@ def what_to_install(facts: MachineFacts, otherwise: str) -> str:
             torch_build.version_text(torch_build.OLDEST_TORCH),
             torch_build.version_text(torch_build.NEWEST_TORCH),
         )
-        return f"{otherwise}: no published build of torch {low} to {high} works with both."
+        return f"{otherwise}: no published build of torch {low} to {high} works on this machine."
     return f"Install {build}. Or: {otherwise[0].lower()}{otherwise[1:]}."
 
 
@@ -412,7 +412,9 @@ def _torch(facts: MachineFacts) -> Findings:
             "fault", name, "torch cannot be imported", f"python -c 'import torch': {torch.error}",
             "no probe and no training runs",
             "See whether nvidia-smi answers, and whether the disk is slow."
-            if "took over" in torch.error else "pip install torch",
+            if "took over" in torch.error
+            else "pip install torch" if "No module named 'torch'" in torch.error
+            else "pip install --force-reinstall torch",
         )  # fmt: skip
         return
     if torch.cuda is None and torch.hip is None and (facts.visible or facts.has_amd_driver):

@@ -31,9 +31,8 @@ from typing import Any
 
 FOLDER, STEPS = (f"PLANNER_EMULATE_{name}" for name in ("FOLDER", "STEPS"))
 MAX_EVENTS = 400_000  # of the allocator's history, more than a step has
-PEAK_RISE = (
-    17 / 16
-)  # how much higher than the last a peak is, after the first steps, that is written
+# How much higher than the last a peak is, after the first steps, that is written.
+PEAK_RISE = 17 / 16
 MAX_FRAMES = 80  # of a stack: the user's own come last, after a trainer's
 SETTLED_STEP = 3  # from this step's end on, what is alive should not grow
 # How the names of files end: a process's steps, a line each (step, the most bytes that it used of a

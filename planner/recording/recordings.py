@@ -45,6 +45,7 @@ from planner.memory.compiled import has_known_graphs
 
 T = TypeVar("T")
 DEFAULT_CARD = "a100-sxm-80gb"  # whose kernels are taken where no card is named
+FP8_CARD = "h100-sxm-80gb"  # the same for fp8, which an A100 lacks
 LARGE_BYTES = 8 << 40  # of the card that is recorded on: what fits is replayed, not recorded
 # Variables of torch that would change a recording: their effect is replayed instead.
 REPLAYED = (*VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING")
@@ -59,7 +60,6 @@ IMPORTS = (
 )  # fmt: skip
 IMPORTED_LATE = {"transformers": ("transformers.modeling_utils",)}  # and torchao behind it
 HOST = "Free memory on this machine, or record on one that has more: only the host's is short."
-FP8_CARD = "h100-sxm-80gb"  # and where the precision is one that it lacks
 MAX_KINDS = 8  # of cards that are each recorded; of more kinds, one for each capability
 MAX_CACHED = 128  # steps that this process holds, each of some 10,000 events
 Recording = Ledger | PlannerError  # of a step: its ledger, or the error that it ended in
@@ -161,7 +161,8 @@ class RecordingServer:
                 "Record it first with 'planner estimate', which has no limit.",
             )
         raise PlannerError(
-            "the process that records steps was ended from outside.", "What it said last is above."
+            "the process that records steps was ended from outside.",
+            "Run the command again; what it said last is above.",
         )
 
     def _card(self, gpu: Gpu) -> str:

@@ -376,7 +376,7 @@ class _Frame:
         device.saved_tensor_hooks.append((_Recomputation(self).pack, _identity))
         try:
             with AutocastScope(device, self.autocast_dtype):
-                _run_function(self.function, *args)
+                self.function(*args)
         except _Stop:
             pass
         del device.saved_tensor_hooks[hooks:]
@@ -408,10 +408,6 @@ class _Recomputation:
 
 def _identity(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _run_function(function: Function, *args: Any) -> None:
-    function(*args)
 
 
 def checkpoint(function: Function, *args: Any, selective: bool = False) -> Any:

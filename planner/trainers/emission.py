@@ -198,7 +198,7 @@ def read_json(path: str | PathLike[str], name: str = "result") -> tuple[Any, str
     except files.NoFileError:
         raise UsageError(
             f"{file} does not exist.",
-            f"`planner tune MODEL --output DIR` writes {files.TUNE_RESULT} into DIR.",
+            "Name the folder of a tune, or the --json of 'planner estimate' or 'planner advise'.",
         ) from None
     try:
         return files.parse_json(text, str(file)), str(file)

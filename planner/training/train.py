@@ -398,7 +398,7 @@ def image_loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
 # ---- The data -----------------------------------------------------------------------------------
 
 
-def load_dataset(folder: Path, train: bool) -> tuple[Any, Any]:
+def load_dataset(folder: Path | None, train: bool) -> tuple[Any, Any]:
     """The data set, and the function that makes a batch of its items (None: torch's default). Both
     are None if there is nothing to validate."""
     data = own_dataset() if train else None

@@ -333,7 +333,7 @@ class TrainSetting(Distribution):
         if self.optimizer == OWN_OPTIMIZER:
             raise UnsupportedError(
                 "optimizer 'own' stands for the one that a task makes, and this model makes none.",
-                f"Choose one of {', '.join(OPTIMIZER_FAMILIES)}, or write optimizer(parameters).",
+                f"Choose one of {', '.join(OPTIMIZER_FAMILIES)}; a task of yours may make its own.",
             )
         if self.optimizer_implementation == "fused" and self.optimizer_family not in FUSED_FAMILIES:
             family = self.optimizer_family
