@@ -114,10 +114,12 @@ def _record_rows(request: EstimateRequest, rows: list[StepRow]) -> list[StepRow]
     remaining = [row for row in rows if row not in errors]
     if not remaining:
         raise next(iter(errors.values()))
-    from planner.report.text import describe_setting as name
+    from planner.report.text import describe_setting
 
-    text = (f"Without {name(s, m, ['batch_size'])}: {e}\n" for (_, m, s), e in errors.items())
-    for line in dict.fromkeys(text):
+    lines = dict[str, None]()  # one for rows that differ in the batch only
+    for (_, model, setting), error in errors.items():
+        lines[f"Without {describe_setting(setting, model, ['batch_size'])}: {error}\n"] = None
+    for line in lines:
         tell(line) if request.as_json else say(line)
     return remaining
 

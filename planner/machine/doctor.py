@@ -248,11 +248,7 @@ def install_line(facts: MachineFacts) -> str:
     is_of_amd = bool(torch.hip) or facts.has_amd_driver
     if is_of_amd or "took over" in torch.error or not _needs_another_torch(facts):
         return ""
-    uninstall = (
-        ""
-        if "No module named 'torch'" in torch.error
-        else "pip uninstall --yes torch torchvision && "
-    )
+    uninstall = "" if torch.is_missing else "pip uninstall --yes torch torchvision && "
     if not (facts.driver or facts.cards):
         return f"{uninstall}pip install torch torchvision --index-url {torch_build.INDEX}/cpu"
     build = torch_build.fitting_build(

@@ -413,7 +413,7 @@ def _torch(facts: MachineFacts) -> Findings:
             "no probe and no training runs",
             "See whether nvidia-smi answers, and whether the disk is slow."
             if "took over" in torch.error
-            else "pip install torch" if "No module named 'torch'" in torch.error
+            else "pip install torch" if torch.is_missing
             else "pip install --force-reinstall torch",
         )  # fmt: skip
         return

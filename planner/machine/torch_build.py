@@ -66,6 +66,11 @@ class TorchBuild:
     failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def is_missing(self) -> bool:
+        """Whether no torch is installed: not so of one that is there and cannot be imported."""
+        return "No module named 'torch'" in self.error
+
+    @property
     def libraries(self) -> dict[str, str]:
         """The versions of the CUDA libraries that this torch uses, as far as it tells them."""
         # MIOpen answers in cuDNN's place where torch is built for ROCm, in numbers of its own.
